@@ -1,0 +1,1 @@
+//! Statistics of evaluations: pass@1, intervals.

@@ -1,0 +1,1 @@
+//! Chat template, tokenizer, reasoning and tool-call parsing, exact continuation. Pure.

@@ -1,0 +1,87 @@
+//! What turns tokens into tokens.
+//!
+//! One trait, [`Engine`]; the gateway knows nothing else of a model. Kinds: `embedded` (the
+//! transformer of crate `model`, in this process) and `scripted` (a policy given as code or as a
+//! replay file).
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use record::{Conversation, Generation, PolicyVersion, RolloutSpec, Sampling};
+
+/// What is asked of an engine.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The prompt, exactly as the model is to see it.
+    pub prompt_ids: Vec<u32>,
+    /// How to draw the reply.
+    pub sampling: Sampling,
+    /// For scripted policies, which read text and not tokens. A model ignores it.
+    pub hint: Option<Hint>,
+}
+
+/// What a scripted policy may read.
+#[derive(Debug, Clone)]
+pub struct Hint {
+    /// The rollout that asks, when it is known.
+    pub rollout: Option<Arc<RolloutSpec>>,
+    /// The request in neutral form.
+    pub conversation: Arc<Conversation>,
+}
+
+/// Facts about an engine that do not change while it lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Info {
+    /// Kind and place, e.g. `embedded:policy/`.
+    pub name: String,
+    /// Prompt and reply together must not exceed this.
+    pub context_tokens_max: u32,
+    /// Ids must be below this.
+    pub vocabulary: u32,
+}
+
+/// Why an engine gave no tokens.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The prompt leaves no room for a single token. Not retryable; the harness gets its
+    /// dialect's "prompt too long".
+    #[error("prompt of {prompt_tokens} tokens does not fit into a context of {context_tokens_max}")]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Tokens that fit.
+        context_tokens_max: u32,
+    },
+    /// The request cannot be served as asked (an id outside the vocabulary, a negative
+    /// temperature …). Not retryable; a defect of ours or of the caller.
+    #[error("engine refused the request: {0}")]
+    Invalid(String),
+    /// The scripted policy has no answer here. Not retryable.
+    #[error("scripted policy has no reply: {0}")]
+    NoScript(String),
+    /// The engine has stopped or broke. Training discards the rollout (I7).
+    #[error("engine is gone: {0}")]
+    Gone(String),
+    /// Too many requests wait. Retryable.
+    #[error("engine queue is full ({waiting} waiting)")]
+    Busy {
+        /// Requests in the queue.
+        waiting: usize,
+    },
+}
+
+/// Turns tokens into tokens. Dropping the future of [`Engine::generate`] cancels the request.
+#[async_trait]
+pub trait Engine: Send + Sync + std::fmt::Debug {
+    /// Facts that do not change.
+    fn info(&self) -> Info;
+
+    /// The weights that the next request would see.
+    fn policy_version(&self) -> PolicyVersion;
+
+    /// Generates one reply.
+    ///
+    /// # Errors
+    /// See [`EngineError`].
+    async fn generate(&self, request: Request) -> Result<Generation, EngineError>;
+}

@@ -1,0 +1,1 @@
+//! HTTP server between harness and engine: sessions, capture, settling.

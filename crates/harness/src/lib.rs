@@ -1,0 +1,1 @@
+//! Profiles: how to install, configure and launch each harness.

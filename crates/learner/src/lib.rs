@@ -1,0 +1,1 @@
+//! From trees to new weights: batches, GRPO, SFT, checkpoints.

@@ -1,0 +1,1 @@
+//! Decoder-only transformer on the CPU: files, batched decoding, forest forward and backward.

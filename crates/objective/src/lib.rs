@@ -1,0 +1,1 @@
+//! Advantages, rollout correction, policy losses, aggregation: plain reference maths. Pure.

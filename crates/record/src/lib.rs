@@ -1,0 +1,33 @@
+//! The data model that every room shares. Types only: no clock, no socket, no
+//! randomness, no file. Whoever needs one of those passes the value in.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`id`] | names of runs, tasks, rollouts, calls: validated strings |
+//! | [`conversation`] | the one neutral form of a chat request and reply |
+//! | [`sampling`] | how tokens were drawn, and why generation ended |
+//! | [`call`] | one model request at the boundary, its attempts, its exact tokens |
+//! | [`rollout`] | one harness run: lineage, stage times, verdict, disposition |
+//!
+//! Invariants (ids from the design's list):
+//! - **I1**: [`call::Call::prompt_ids`] and [`call::Generation::token_ids`] are what the
+//!   engine consumed and produced; nothing in this workspace re-encodes them.
+//! - **I4**: [`call::Generation`] holds one log-probability per generated token;
+//!   [`call::Generation::check`] refuses anything else.
+//! - **I9**: [`rollout::Rollout::disposition`] is `None` only while the rollout runs.
+
+pub mod call;
+pub mod conversation;
+pub mod id;
+pub mod rollout;
+pub mod sampling;
+
+pub use call::{Attempt, AttemptOutcome, Call, Continuation, Dialect, Generation, PolicySpan};
+pub use conversation::{Conversation, Message, Part, Role, ToolCall, ToolSpec};
+pub use id::{CallId, GroupId, IdError, RolloutId, TaskId};
+pub use rollout::{Disposition, Fault, Lineage, Rollout, RolloutSpec, StageSeconds, Verdict};
+pub use sampling::{FinishReason, Sampling};
+
+/// Which weights produced a token. Version 0 is what the run started from; each
+/// optimiser step adds one.
+pub type PolicyVersion = u64;

@@ -1,0 +1,184 @@
+//! One harness run on one task under one policy: the unit of reward.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{GroupId, PolicyVersion, RolloutId, TaskId};
+
+/// What a rollout is to be, decided before it starts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RolloutSpec {
+    /// Its name, unique in the run.
+    pub id: RolloutId,
+    /// The task.
+    pub task: TaskId,
+    /// Whose rewards it is compared with.
+    pub group: GroupId,
+    /// The harness profile.
+    pub harness: String,
+    /// Free labels: `step`, `split`, `sample` …
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Seed from which every random choice of the rollout derives.
+    pub seed: u64,
+}
+
+/// Where a rollout's inputs came from: enough to run it again.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Lineage {
+    /// Version of Espalier.
+    pub espalier: String,
+    /// Version string of the harness.
+    pub harness_version: String,
+    /// SHA-256 of the task as loaded. Hexadecimal.
+    pub task_digest: String,
+    /// SHA-256 over the tokenizer and chat template. Hexadecimal.
+    pub codec_digest: String,
+    /// Weights in force when it started.
+    pub policy: PolicyVersion,
+}
+
+/// An infrastructure fault: which boundary broke. Never a reward (I7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// The sandbox could not be made.
+    SandboxStart,
+    /// The sandbox ended or broke while in use.
+    SandboxLost,
+    /// The harness did not start, or was killed by somebody else.
+    HarnessCrashed,
+    /// The harness ended without a single captured call.
+    NoCalls,
+    /// The engine failed.
+    EngineFailed,
+    /// The gateway or the ledger failed.
+    GatewayFailed,
+    /// Calls were still in flight at the settling limit.
+    NotSettled,
+    /// The verifier broke its contract, crashed or timed out.
+    VerifierFailed,
+    /// The run was stopped while this was going on.
+    Interrupted,
+}
+
+/// What training does with a rollout, and why. Every started rollout ends in exactly one (I9).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Disposition {
+    /// Reward and tokens count.
+    Train,
+    /// The budget (time, calls, context) ended the harness; the state it left was verified and
+    /// counts.
+    Truncate {
+        /// Which budget, e.g. `harness_timeout`.
+        reason: String,
+    },
+    /// Reward counts in the statistics of its group, but no token is trained.
+    Mask {
+        /// Why.
+        reason: String,
+    },
+    /// Was run again under another id; this one does not count.
+    Retry {
+        /// What broke.
+        fault: Fault,
+        /// In words.
+        reason: String,
+    },
+    /// Does not count at all.
+    Discard {
+        /// What broke.
+        fault: Fault,
+        /// In words.
+        reason: String,
+    },
+}
+
+impl Disposition {
+    /// The word used in tables and metrics.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Truncate { .. } => "truncate",
+            Self::Mask { .. } => "mask",
+            Self::Retry { .. } => "retry",
+            Self::Discard { .. } => "discard",
+        }
+    }
+
+    /// Whether the reward takes part in group statistics.
+    #[must_use]
+    pub fn has_vote(&self) -> bool {
+        matches!(
+            self,
+            Self::Train | Self::Truncate { .. } | Self::Mask { .. }
+        )
+    }
+
+    /// Whether its tokens are trained.
+    #[must_use]
+    pub fn trains(&self) -> bool {
+        matches!(self, Self::Train | Self::Truncate { .. })
+    }
+}
+
+/// What a verifier found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Final reward in [0, 1].
+    pub reward: f64,
+    /// Scores by criterion, when the verifier tells.
+    #[serde(default)]
+    pub scores: BTreeMap<String, f64>,
+    /// What the verifier printed, cut to a limit.
+    #[serde(default)]
+    pub evidence: String,
+    /// Seconds it took.
+    pub seconds: f64,
+}
+
+/// Wall-clock seconds by stage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageSeconds {
+    /// Waiting for a place.
+    pub queue: f64,
+    /// Making the sandbox and its files.
+    pub create: f64,
+    /// The harness.
+    pub harness: f64,
+    /// Settling.
+    pub settle: f64,
+    /// Verifying.
+    pub verify: f64,
+    /// Tearing down.
+    pub destroy: f64,
+}
+
+/// One rollout as the ledger keeps it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rollout {
+    /// What it was to be.
+    pub spec: RolloutSpec,
+    /// Where its inputs came from.
+    pub lineage: Lineage,
+    /// Milliseconds since the Unix epoch at the start.
+    pub started_ms: u64,
+    /// Milliseconds since the Unix epoch at the end, when it has ended.
+    pub finished_ms: Option<u64>,
+    /// Exit code of the harness, when it ended by itself.
+    pub harness_exit: Option<i32>,
+    /// The end of what the harness printed, for people.
+    #[serde(default)]
+    pub harness_tail: String,
+    /// Calls captured.
+    pub calls: u32,
+    /// Seconds by stage.
+    pub seconds: StageSeconds,
+    /// What the verifier found.
+    pub verdict: Option<Verdict>,
+    /// `None` only while the rollout runs (I9).
+    pub disposition: Option<Disposition>,
+}

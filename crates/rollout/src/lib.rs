@@ -1,0 +1,1 @@
+//! The state machine of one rollout and the pool that runs many.

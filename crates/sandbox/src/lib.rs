@@ -1,0 +1,210 @@
+//! The temporary isolated place where one rollout lives.
+//!
+//! [`Provider`] makes sandboxes, [`Sandbox`] is one. Every kind runs our `guest` as PID 1 and
+//! speaks the same protocol with it, so semantics and errors are the same everywhere.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+/// Limits of one sandbox. All are hard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Memory of all processes and of all files (they live in memory).
+    pub memory_bytes: u64,
+    /// Processes and threads.
+    pub pids: u32,
+    /// CPU, in cores.
+    pub cpu_cores: f64,
+    /// Bytes of files in workspace, HOME and /tmp together.
+    pub disk_bytes: u64,
+    /// The sandbox ends this long after its creation, whatever happens to us.
+    pub deadline_s: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 2 << 30,
+            pids: 512,
+            cpu_cores: 2.0,
+            disk_bytes: 512 << 20,
+            deadline_s: 1800,
+        }
+    }
+}
+
+/// A folder or file of the host that the sandbox sees, read-only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// On the host, absolute.
+    pub source: PathBuf,
+    /// In the sandbox, absolute.
+    pub target: PathBuf,
+}
+
+/// What to make.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// A name for logs; unique among the living sandboxes of the provider.
+    pub name: String,
+    /// Limits.
+    pub limits: Limits,
+    /// Read-only mounts besides the system's.
+    pub mounts: Vec<Mount>,
+    /// Writable folder where tasks live; created, and the default working folder of `exec`.
+    pub workspace: PathBuf,
+    /// Writable HOME; created.
+    pub home: PathBuf,
+    /// Environment of every process, beside PATH, HOME, LANG which are set by us.
+    pub env: BTreeMap<String, String>,
+    /// The unix socket of the gateway on the host. Inside it is reached at
+    /// `http://127.0.0.1:{gateway_port}`. `None`: no network at all.
+    pub gateway_socket: Option<PathBuf>,
+    /// Port of the forwarder inside the sandbox.
+    pub gateway_port: u16,
+}
+
+/// A process to run.
+#[derive(Debug, Clone)]
+pub struct Exec {
+    /// Program and arguments; the program is looked up in PATH.
+    pub argv: Vec<String>,
+    /// Working folder; the workspace when `None`.
+    pub cwd: Option<PathBuf>,
+    /// Added to the sandbox's environment.
+    pub env: BTreeMap<String, String>,
+    /// Given on standard input, which is then closed.
+    pub stdin: Vec<u8>,
+    /// The whole process tree is killed after this.
+    pub timeout: Duration,
+    /// At most this many bytes are kept of each of stdout and stderr: the first half and the last
+    /// half. The process is never blocked by output that nobody keeps.
+    pub output_bytes_max: usize,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this code.
+    Code(i32),
+    /// By this signal, not ours (the kernel's out-of-memory killer sends 9).
+    Signal(i32),
+    /// We killed it at its timeout.
+    TimedOut,
+}
+
+/// What a process left behind.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// How it ended.
+    pub exit: Exit,
+    /// Standard output, see [`Exec::output_bytes_max`].
+    pub stdout: Vec<u8>,
+    /// Standard error, likewise.
+    pub stderr: Vec<u8>,
+    /// Bytes of stdout and stderr that were not kept.
+    pub dropped_bytes: u64,
+    /// Whether the kernel killed something in the sandbox for lack of memory meanwhile.
+    pub out_of_memory: bool,
+    /// Wall-clock seconds.
+    pub seconds: f64,
+}
+
+/// A file to put into a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Absolute path in the sandbox. Parents are created.
+    pub path: PathBuf,
+    /// Content.
+    pub content: Vec<u8>,
+    /// Permission bits, e.g. 0o644.
+    pub mode: u32,
+}
+
+/// Why a sandbox operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// The kernel or the machine lacks something. Not retryable; `espalier doctor` says more.
+    #[error("this machine cannot make a sandbox: {what}; {hint}")]
+    Unsupported {
+        /// What was refused, with the system's reason.
+        what: String,
+        /// What to do about it.
+        hint: String,
+    },
+    /// Making it failed. Retryable.
+    #[error("sandbox {name} could not be made: {reason}")]
+    Create {
+        /// The sandbox.
+        name: String,
+        /// What failed, with the system's reason.
+        reason: String,
+    },
+    /// It has ended, or the connection with its guest broke. Infrastructure, never a reward.
+    #[error("sandbox {name} is gone: {reason}")]
+    Gone {
+        /// The sandbox.
+        name: String,
+        /// What is known.
+        reason: String,
+    },
+    /// A program could not be started (not found, not executable).
+    #[error("sandbox {name}: cannot run {program:?}: {reason}")]
+    NotRunnable {
+        /// The sandbox.
+        name: String,
+        /// The program.
+        program: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// A file operation failed (no such file, disk limit reached …).
+    #[error("sandbox {name}: {path}: {reason}")]
+    File {
+        /// The sandbox.
+        name: String,
+        /// The path in the sandbox.
+        path: String,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+/// Makes sandboxes of one kind.
+#[async_trait]
+pub trait Provider: Send + Sync + std::fmt::Debug {
+    /// Makes a sandbox. Dropping the future leaves nothing behind.
+    ///
+    /// # Errors
+    /// [`SandboxError::Unsupported`] and [`SandboxError::Create`].
+    async fn create(&self, spec: Spec) -> Result<Box<dyn Sandbox>, SandboxError>;
+}
+
+/// A living sandbox. Dropping it destroys it.
+#[async_trait]
+pub trait Sandbox: Send + Sync + std::fmt::Debug {
+    /// Runs a process to its end. Dropping the future kills its process tree.
+    ///
+    /// # Errors
+    /// [`SandboxError::NotRunnable`], [`SandboxError::Gone`].
+    async fn exec(&self, exec: Exec) -> Result<Output, SandboxError>;
+
+    /// Writes files.
+    ///
+    /// # Errors
+    /// [`SandboxError::File`], [`SandboxError::Gone`].
+    async fn upload(&self, files: Vec<File>) -> Result<(), SandboxError>;
+
+    /// Reads all regular files under a folder (or one file), sorted by path, at most
+    /// `bytes_max` in all.
+    ///
+    /// # Errors
+    /// [`SandboxError::File`] (also when there is more than `bytes_max`), [`SandboxError::Gone`].
+    async fn download(&self, path: PathBuf, bytes_max: u64) -> Result<Vec<File>, SandboxError>;
+
+    /// Ends all processes and removes everything; returns when nothing is left.
+    async fn destroy(self: Box<Self>);
+}

@@ -1,0 +1,1 @@
+//! The prefix tree of one rollout: build, classify, select, weigh, pack. Pure.

@@ -1,0 +1,1 @@
+//! Verifiers run in the sandbox; verdicts.

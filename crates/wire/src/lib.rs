@@ -1,0 +1,1 @@
+//! Dialects of the model API and one Conversation between them. Pure.

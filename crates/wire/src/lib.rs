@@ -1,1 +1,35 @@
-//! Dialects of the model API and one Conversation between them. Pure.
+//! Dialects of the model API and one [`record::Conversation`] between them. Pure: a JSON value
+//! in, a JSON value or the text of an event stream out; no socket, no clock, no randomness.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`chat`] | Chat Completions: request, body, event stream, errors |
+//! | [`digest`](mod@digest) | the canonical form of a request, equal for retries |
+//! | [`error`] | what can go wrong with a request, without a dialect |
+//! | [`reply`] | what every dialect says about a reply |
+//!
+//! A further dialect is one more module with the same six items as [`chat`] (`parse`,
+//! `reply_body`, `reply_events`, `KEEP_ALIVE`, `error_body`, `error_event`), reading into the
+//! same [`SamplingWishes`] and writing from the same [`Reply`] and [`ErrorKind`].
+//!
+//! Invariants:
+//! - **I5** a reply's event stream reassembles to its body (property test over random replies
+//!   with up to 4 parallel calls).
+//! - Text is never altered: what stands between the quotes of the request stands in the
+//!   conversation, byte for byte. Arguments of tool calls are parsed, key order kept.
+//! - Unknown fields are ignored, never refused: harnesses stop, or retry with fewer features,
+//!   on a 400. Only a field that we read and that has another type than the API's is refused,
+//!   with the path of the field.
+//!
+//! Limits: none of its own. Whoever reads the body limits its bytes; `serde_json` limits the
+//! nesting to 128.
+
+pub mod chat;
+pub mod digest;
+pub mod error;
+mod field;
+pub mod reply;
+
+pub use digest::digest;
+pub use error::{ErrorKind, WireError};
+pub use reply::{Reply, SamplingWishes, Usage};

@@ -1,0 +1,26 @@
+//! OpenAI Chat Completions.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`request`] | body → [`ChatRequest`] |
+//! | [`response`] | [`Reply`] → body, event stream |
+//! | [`failure`] | error bodies and the error event |
+
+pub mod failure;
+pub mod request;
+pub mod response;
+
+pub use failure::{error_body, error_event};
+pub use request::{ChatRequest, parse};
+pub use response::{finish_reason, reply_body, reply_events};
+
+/// A comment that keeps a silent stream alive. Every client of this dialect that was measured
+/// ignores it (a Gemini client does not: never send it there).
+pub const KEEP_ALIVE: &str = ": keep-alive\n\n";
+
+#[cfg(doc)]
+use crate::Reply;
+#[cfg(test)]
+mod habits;
+#[cfg(test)]
+mod stream_equals_body;

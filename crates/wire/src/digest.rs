@@ -1,0 +1,108 @@
+//! The canonical form of a request, equal for retries of one call.
+//!
+//! Retries differ in their bytes (Codex writes an object in random key order), in fields that
+//! do not reach the model (`stream` when a client falls back from a broken stream, a shrinking
+//! `max_tokens`, session metadata) and in cache marks. None of these count.
+
+use record::Dialect;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// Top-level fields that do not count, in every dialect.
+pub const VOLATILE: [&str; 14] = [
+    "client_metadata",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "stream",
+    "stream_options",
+    "timeout",
+    "user",
+];
+
+/// SHA-256, hexadecimal, over the dialect and the canonical JSON of `body`: keys sorted, the
+/// top-level fields of [`VOLATILE`] and every `cache_control` mark left out.
+#[must_use]
+pub fn digest(dialect: Dialect, body: &Value) -> String {
+    let mut text = format!("{dialect:?}\n");
+    write(body, true, &mut text);
+    hex::encode(Sha256::digest(text.as_bytes()))
+}
+
+fn write(value: &Value, top: bool, out: &mut String) {
+    match value {
+        Value::Object(object) => {
+            let mut names: Vec<&String> = object
+                .keys()
+                .filter(|name| {
+                    let volatile = top && VOLATILE.contains(&name.as_str());
+                    let mark = !top && name.as_str() == "cache_control";
+                    !volatile && !mark
+                })
+                .collect();
+            names.sort_unstable();
+            out.push('{');
+            for name in names {
+                out.push_str(&Value::from(name.as_str()).to_string());
+                out.push(':');
+                write(&object[name.as_str()], false, out);
+                out.push(',');
+            }
+            out.push('}');
+        }
+        Value::Array(items) => {
+            out.push('[');
+            for item in items {
+                write(item, false, out);
+                out.push(',');
+            }
+            out.push(']');
+        }
+        other => out.push_str(&other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn key_order_and_volatile_fields_do_not_count() {
+        let first = json!({"model": "m", "max_tokens": 10, "stream": true, "user": "u",
+            "messages": [{"role": "user", "content": "a", "cache_control": {"type": "ephemeral"}}]});
+        let second = json!({"messages": [{"content": "a", "role": "user"}], "model": "m",
+            "stream_options": {"include_usage": true}, "max_completion_tokens": 9,
+            "client_metadata": {"b": 1, "a": 2}, "prompt_cache_key": "k", "metadata": {}});
+        assert_eq!(
+            digest(Dialect::Chat, &first),
+            digest(Dialect::Chat, &second)
+        );
+    }
+
+    #[test]
+    fn everything_that_reaches_the_model_counts() {
+        let base = json!({"model": "m", "messages": [{"role": "user", "content": "a"}]});
+        let mut seen = vec![digest(Dialect::Chat, &base)];
+        for other in [
+            json!({"model": "m", "messages": [{"role": "user", "content": "b"}]}),
+            json!({"model": "m", "messages": [{"role": "system", "content": "a"}]}),
+            json!({"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": []}),
+            json!({"model": "m", "messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}]}),
+            // A field called `stream` inside a message is not the volatile one.
+            json!({"model": "m", "messages": [{"role": "user", "content": "a", "stream": true}]}),
+        ] {
+            let digest = digest(Dialect::Chat, &other);
+            assert!(!seen.contains(&digest), "{other} has the digest of another");
+            seen.push(digest);
+        }
+        assert_ne!(digest(Dialect::Responses, &base), seen[0]);
+    }
+}

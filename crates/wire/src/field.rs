@@ -1,0 +1,91 @@
+//! Reading fields: absent and `null` are the same; another type is an error with its path.
+
+use serde_json::{Map, Value};
+
+use crate::WireError;
+
+/// The refusal of `value` at `path`.
+pub(crate) fn refuse(path: impl Into<String>, expected: &'static str, value: &Value) -> WireError {
+    let text = value.to_string();
+    let mut found: String = text.chars().take(80).collect();
+    if found.len() < text.len() {
+        found.push('…');
+    }
+    WireError::Field {
+        path: path.into(),
+        expected,
+        found,
+    }
+}
+
+/// A field that is there and not `null`.
+pub(crate) fn present<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    object.get(name).filter(|value| !value.is_null())
+}
+
+/// An optional text.
+pub(crate) fn text<'a>(
+    object: &'a Map<String, Value>,
+    path: &str,
+    name: &str,
+) -> Result<Option<&'a str>, WireError> {
+    present(object, name)
+        .map(|value| {
+            value
+                .as_str()
+                .ok_or_else(|| refuse(format!("{path}{name}"), "a string", value))
+        })
+        .transpose()
+}
+
+/// An optional boolean.
+pub(crate) fn flag(
+    object: &Map<String, Value>,
+    path: &str,
+    name: &str,
+) -> Result<Option<bool>, WireError> {
+    present(object, name)
+        .map(|value| {
+            value
+                .as_bool()
+                .ok_or_else(|| refuse(format!("{path}{name}"), "true or false", value))
+        })
+        .transpose()
+}
+
+/// An optional number of at least `min`.
+pub(crate) fn number(
+    object: &Map<String, Value>,
+    name: &str,
+    expected: &'static str,
+    min: f64,
+    max: f64,
+) -> Result<Option<f32>, WireError> {
+    present(object, name)
+        .map(|value| {
+            value
+                .as_f64()
+                .filter(|number| (min..=max).contains(number))
+                .map(|number| number as f32)
+                .ok_or_else(|| refuse(name, expected, value))
+        })
+        .transpose()
+}
+
+/// An optional count. Numbers above `u32::MAX` are taken as `u32::MAX`; `1e3` and `7.0` count as
+/// whole numbers, as JavaScript clients may write them.
+pub(crate) fn count(
+    object: &Map<String, Value>,
+    name: &str,
+    min: u32,
+) -> Result<Option<u32>, WireError> {
+    present(object, name)
+        .map(|value| {
+            value
+                .as_f64()
+                .filter(|number| number.fract() == 0.0 && *number >= f64::from(min))
+                .map(|number| number as u32)
+                .ok_or_else(|| refuse(name, "a whole number", value))
+        })
+        .transpose()
+}

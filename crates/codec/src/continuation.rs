@@ -1,0 +1,289 @@
+//! The prompt of the next call, in the ids of the earlier ones. The method is in the header of
+//! the crate.
+
+use record::{Continuation, Conversation, Message, Role};
+
+use crate::{CodecError, History, Inner, Memory, Mode, memory::CANDIDATES_MAX};
+
+/// A prompt, ready for the engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prompt {
+    /// What the engine is to consume.
+    pub ids: Vec<u32>,
+    /// The same as text.
+    pub text: String,
+    /// How the ids came about.
+    pub continuation: Continuation,
+}
+
+/// A rendered conversation in which turns of ours are open: each may be any of a few texts.
+#[derive(Debug)]
+pub(crate) struct Pattern {
+    segments: Vec<Segment>,
+}
+
+#[derive(Debug)]
+enum Segment {
+    /// Text of the template.
+    Fixed(String),
+    /// A turn of ours: the texts that it may be, newest first.
+    Open(Vec<String>),
+}
+
+/// A place in a pattern, with the texts chosen on the way there.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    segment: usize,
+    byte: usize,
+    /// For every open segment up to here, in order: which of its texts.
+    chosen: Vec<usize>,
+}
+
+impl Pattern {
+    pub(crate) fn start(&self) -> Place {
+        Place {
+            segment: 0,
+            byte: 0,
+            chosen: Vec::new(),
+        }
+    }
+
+    /// Every place that is reached by reading `text` from `place`; none when the pattern says
+    /// something else.
+    pub(crate) fn advance(&self, place: &Place, text: &str) -> Vec<Place> {
+        let mut reached = Vec::new();
+        let mut open = vec![(place.clone(), text)];
+        while let Some((mut place, mut text)) = open.pop() {
+            loop {
+                if text.is_empty() {
+                    reached.push(place);
+                    break;
+                }
+                let here = match self.segments.get(place.segment) {
+                    None => break,
+                    Some(Segment::Fixed(fixed)) => fixed,
+                    Some(Segment::Open(texts)) => {
+                        if place.byte == 0 && !self.has_chosen(&place) {
+                            // One branch per text; almost always one text fits.
+                            for choice in 0..texts.len().min(CANDIDATES_MAX) {
+                                let mut branch = place.clone();
+                                branch.chosen.push(choice);
+                                open.push((branch, text));
+                            }
+                            break;
+                        }
+                        match place.chosen.last().and_then(|&choice| texts.get(choice)) {
+                            Some(chosen) => chosen,
+                            None => break,
+                        }
+                    }
+                };
+                let rest = &here[place.byte..];
+                if let Some(behind) = text.strip_prefix(rest) {
+                    text = behind;
+                    place.segment += 1;
+                    place.byte = 0;
+                } else if rest.starts_with(text) {
+                    place.byte += text.len();
+                    text = "";
+                } else {
+                    break;
+                }
+            }
+        }
+        reached
+    }
+
+    /// Whether the open segment at `place` has its text chosen.
+    fn has_chosen(&self, place: &Place) -> bool {
+        let open = self.segments[..=place.segment]
+            .iter()
+            .filter(|segment| matches!(segment, Segment::Open(_)))
+            .count();
+        place.chosen.len() >= open
+    }
+
+    /// The whole text: chosen texts up to `place`, the newest behind it.
+    fn text(&self, place: Option<&Place>) -> String {
+        let mut chosen = place.map_or(&[][..], |place| &place.chosen).iter();
+        let mut out = String::new();
+        for segment in &self.segments {
+            match segment {
+                Segment::Fixed(text) => out.push_str(text),
+                Segment::Open(texts) => {
+                    let choice = chosen.next().copied().unwrap_or(0);
+                    out.push_str(texts.get(choice).map_or("", String::as_str));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// A word that occurs nowhere in the conversation, to stand for turns of ours.
+fn placeholder(conversation: &Conversation) -> Result<String, CodecError> {
+    let text = serde_json::to_string(conversation).map_err(|error| CodecError::Encode {
+        bytes: 0,
+        reason: error.to_string(),
+    })?;
+    Ok((0u32..)
+        .map(|number| format!("zq{number}turn"))
+        .find(|word| !text.contains(word.as_str()))
+        .unwrap_or_default())
+}
+
+/// The longest end of `text` that is a beginning of `other`, in bytes.
+fn overlap(text: &str, other: &str) -> usize {
+    (0..=other.len().min(text.len()))
+        .rev()
+        .find(|&length| other.is_char_boundary(length) && text.ends_with(&other[..length]))
+        .unwrap_or(0)
+}
+
+/// What stands for the turns of ours in a rendered conversation.
+struct Echo<'a> {
+    word: String,
+    raw_texts: Vec<&'a str>,
+}
+
+/// Cuts the rendered text at the placeholders. `None` when one is missing or out of order: the
+/// template does not print the content of assistant turns.
+fn pattern(inner: &Inner, rendered: &str, echoes: &[Echo<'_>]) -> Option<Pattern> {
+    let mut segments = Vec::with_capacity(2 * echoes.len() + 1);
+    let mut rest = rendered;
+    let turn = &inner.turn;
+    for echo in echoes {
+        let (before, after) = rest.split_once(echo.word.as_str())?;
+        if after.contains(echo.word.as_str()) {
+            return None;
+        }
+        let header = overlap(before, &turn.generation_prompt);
+        let mut fixed = before[..before.len() - header].to_owned();
+        if header > 0 {
+            fixed.push_str(&turn.generation_prompt);
+        }
+        segments.push(Segment::Fixed(fixed));
+        let behind_tail = Some(turn.tail.as_str())
+            .filter(|tail| !tail.is_empty())
+            .and_then(|tail| after.strip_prefix(tail));
+        let texts = echo
+            .raw_texts
+            .iter()
+            .map(|raw| {
+                let stop = inner
+                    .stop_texts
+                    .iter()
+                    .find(|stop| raw.ends_with(stop.as_str()));
+                match (stop, behind_tail) {
+                    (Some(_), Some(_)) => (*raw).to_owned(),
+                    (None, Some(_)) => format!("{raw}{}", turn.tail),
+                    // The stop token is at the same time the header of the next turn.
+                    (Some(stop), None) if after.starts_with(stop.as_str()) => {
+                        raw[..raw.len() - stop.len()].to_owned()
+                    }
+                    (_, None) => (*raw).to_owned(),
+                }
+            })
+            .collect();
+        segments.push(Segment::Open(texts));
+        rest = behind_tail.unwrap_or(after);
+    }
+    segments.push(Segment::Fixed(rest.to_owned()));
+    Some(Pattern { segments })
+}
+
+/// See [`crate::Codec::prompt`].
+pub(crate) fn prompt(
+    inner: &Inner,
+    mode: &Mode,
+    conversation: &Conversation,
+    memory: &Memory,
+) -> Result<Prompt, CodecError> {
+    if *mode == Mode::Exact
+        && let Some(prompt) = exact(inner, conversation, memory)?
+    {
+        return Ok(prompt);
+    }
+    let text = inner.template.render(conversation, true)?;
+    let ids = inner.tokens.encode(&text)?;
+    let foreign = assistants(conversation).count() as u32;
+    Ok(Prompt {
+        continuation: Continuation {
+            encoded: ids.len() as u32,
+            echoes_foreign: foreign,
+            ..Continuation::default()
+        },
+        ids,
+        text,
+    })
+}
+
+fn assistants(conversation: &Conversation) -> impl Iterator<Item = &Message> {
+    conversation
+        .messages
+        .iter()
+        .filter(|message| message.role == Role::Assistant)
+}
+
+/// The prompt with turns of ours as generated; `None` when the template does not print them.
+fn exact(
+    inner: &Inner,
+    conversation: &Conversation,
+    memory: &Memory,
+) -> Result<Option<Prompt>, CodecError> {
+    let word = placeholder(conversation)?;
+    let mut shown = conversation.clone();
+    let mut echoes = Vec::new();
+    let mut matched = 0;
+    for message in &mut shown.messages {
+        if message.role != Role::Assistant {
+            continue;
+        }
+        let raw_texts = memory.raw_texts(message);
+        let Some(newest) = raw_texts.first() else {
+            continue;
+        };
+        matched += 1;
+        if inner.settings.history == History::AsTemplate {
+            let reasoning = crate::grammar::parse(inner, newest).message.reasoning;
+            if reasoning.is_some() {
+                message.reasoning = reasoning;
+                continue;
+            }
+        }
+        let word = format!("{word}{}end", echoes.len());
+        *message = Message::text(Role::Assistant, word.as_str());
+        echoes.push(Echo { word, raw_texts });
+    }
+    let rendered = match inner.template.render(&shown, true) {
+        Ok(rendered) => rendered,
+        // The template needs the calls. As it came it may still be accepted.
+        Err(CodecError::Template { .. }) if !echoes.is_empty() => return Ok(None),
+        Err(other) => return Err(other),
+    };
+    let Some(pattern) = pattern(inner, &rendered, &echoes) else {
+        return Ok(None);
+    };
+    let found = memory.longest(&pattern);
+    let text = pattern.text(found.as_ref().map(|found| &found.place));
+    let (parent, mut ids, from) = match found {
+        Some(found) => (Some(found.call), found.ids, found.text_bytes),
+        None => (None, Vec::new(), 0),
+    };
+    let exact = ids.len();
+    // Recorded texts end where the pattern was matched, so this is a character boundary.
+    let rest = text.get(from..).unwrap_or_default();
+    ids.extend(inner.tokens.encode(rest)?);
+    let foreign = assistants(conversation).count() as u32 - matched;
+    Ok(Some(Prompt {
+        continuation: Continuation {
+            parent,
+            exact: exact as u32,
+            encoded: (ids.len() - exact) as u32,
+            echoes_matched: matched,
+            echoes_foreign: foreign,
+        },
+        ids,
+        text,
+    }))
+}

@@ -1,0 +1,274 @@
+//! The model's own Jinja template, rendered as Hugging Face renders it.
+//!
+//! `trim_blocks` and `lstrip_blocks`, loop controls, Python's string and dictionary methods,
+//! `tojson` = `json.dumps`, values printed as Python prints them, `raise_exception`,
+//! `strftime_now`, the `generation` tag (a mark for trainers, without effect on the text). Variables: `messages`,
+//! `tools` and `documents` (`none` when absent), `add_generation_prompt`, `enable_thinking` when
+//! set, and the special tokens.
+
+use minijinja::{
+    Environment, ErrorKind, Value as Jinja,
+    value::{Kwargs, Rest},
+};
+use record::{Conversation, Message, Part, Role};
+use serde_json::{Map, Value, json};
+
+use crate::{CodecError, Settings, files::Files, python_json, strftime::strftime, tokens::Tokens};
+
+/// A compiled template.
+pub struct Template {
+    environment: Environment<'static>,
+    has_tool_template: bool,
+    variables: Map<String, Value>,
+}
+
+impl std::fmt::Debug for Template {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Template")
+            .field("has_tool_template", &self.has_tool_template)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The error of the template engine, with the innermost reason and the line.
+fn error(error: &minijinja::Error) -> CodecError {
+    let reason = match (error.kind(), error.detail()) {
+        (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
+        (kind, Some(detail)) => format!("{kind}: {detail}"),
+        (kind, None) => kind.to_string(),
+    };
+    CodecError::Template {
+        line: error.line().unwrap_or(0),
+        reason,
+    }
+}
+
+fn to_json(value: &Jinja) -> Result<Value, minijinja::Error> {
+    serde_json::to_value(value)
+        .map_err(|error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string()))
+}
+
+/// The filter `tojson`.
+fn tojson(value: Jinja, _rest: Rest<Jinja>, options: Kwargs) -> Result<Jinja, minijinja::Error> {
+    let indent = options.get::<Option<usize>>("indent")?;
+    let mut style = python_json::Style::new(indent);
+    style.ensure_ascii = options
+        .get::<Option<bool>>("ensure_ascii")?
+        .unwrap_or(false);
+    style.sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    if let Some(separators) = options.get::<Option<Vec<String>>>("separators")?
+        && let [item, key] = separators.as_slice()
+    {
+        style.item_separator.clone_from(item);
+        style.key_separator.clone_from(key);
+    }
+    options.assert_all_used()?;
+    Ok(Jinja::from_safe_string(python_json::dumps(
+        &to_json(&value)?,
+        &style,
+    )))
+}
+
+/// Turns the tags `generation` and `endgeneration` into an `if true`, white-space marks kept.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(open) = rest.find("{%") {
+        let Some(length) = rest[open..].find("%}") else {
+            break;
+        };
+        let tag = &rest[open..open + length + 2];
+        let inner = tag[2..tag.len() - 2].trim_matches(['-', '+']).trim();
+        out.push_str(&rest[..open]);
+        match inner {
+            "generation" => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            _ => out.push_str(tag),
+        }
+        rest = &rest[open + length + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+impl Template {
+    pub(crate) fn new(files: &Files, settings: &Settings) -> Result<Self, CodecError> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(|out, _, value| {
+            if value.is_undefined() {
+                return Ok(());
+            }
+            let text = match value.as_str() {
+                Some(text) => text.to_owned(),
+                None => python_json::display(&to_json(value)?),
+            };
+            out.write_str(&text)?;
+            Ok(())
+        });
+        environment.add_filter("tojson", tojson);
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> Result<Jinja, minijinja::Error> {
+                Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+            },
+        );
+        let now_s = settings.now_s;
+        environment.add_function("strftime_now", move |format: String| {
+            strftime(&format, now_s)
+        });
+        let mut add = |name: &'static str, source: &str| {
+            environment
+                .add_template_owned(name, without_generation_tags(source))
+                .map_err(|problem| error(&problem))
+        };
+        add("default", &files.template)?;
+        if let Some(source) = &files.tool_template {
+            add("tool_use", source)?;
+        }
+        let mut variables = files.specials.clone();
+        variables.insert("documents".into(), Value::Null);
+        if let Some(enable) = settings.enable_thinking {
+            variables.insert("enable_thinking".into(), json!(enable));
+        }
+        Ok(Self {
+            environment,
+            has_tool_template: files.tool_template.is_some(),
+            variables,
+        })
+    }
+
+    /// The conversation as text.
+    ///
+    /// # Errors
+    /// [`CodecError::Template`] with the template's line, [`CodecError::Image`].
+    pub fn render(
+        &self,
+        conversation: &Conversation,
+        add_generation_prompt: bool,
+    ) -> Result<String, CodecError> {
+        let messages = conversation
+            .messages
+            .iter()
+            .enumerate()
+            .map(|(index, message)| message_value(index, message))
+            .collect::<Result<Vec<_>, _>>()?;
+        let tools = &conversation.tools;
+        let tools_value = if tools.is_empty() {
+            Value::Null
+        } else {
+            tools
+                .iter()
+                .map(|tool| {
+                    json!({"type": "function", "function": {
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": tool.parameters,
+                    }})
+                })
+                .collect()
+        };
+        let mut variables = self.variables.clone();
+        variables.insert("messages".into(), Value::Array(messages));
+        variables.insert("tools".into(), tools_value);
+        variables.insert("add_generation_prompt".into(), json!(add_generation_prompt));
+        let name = if self.has_tool_template && !tools.is_empty() {
+            "tool_use"
+        } else {
+            "default"
+        };
+        self.environment
+            .get_template(name)
+            .and_then(|template| template.render(Jinja::from_serialize(&variables)))
+            .map_err(|problem| error(&problem))
+    }
+}
+
+/// A message as templates want it: content one text (blocks joined by a line break, as serving
+/// engines do), arguments of tool calls as objects.
+fn message_value(index: usize, message: &Message) -> Result<Value, CodecError> {
+    let mut texts = Vec::with_capacity(message.content.len());
+    for part in &message.content {
+        match part {
+            Part::Text { text } => texts.push(text.as_str()),
+            Part::Image { .. } => return Err(CodecError::Image { index }),
+        }
+    }
+    let role = match message.role {
+        Role::System => "system",
+        Role::User => "user",
+        Role::Assistant => "assistant",
+        Role::Tool => "tool",
+    };
+    let mut out = Map::new();
+    out.insert("role".into(), json!(role));
+    out.insert("content".into(), json!(texts.join("\n")));
+    if let Some(reasoning) = &message.reasoning {
+        out.insert("reasoning_content".into(), json!(reasoning));
+    }
+    if !message.tool_calls.is_empty() {
+        let calls = message
+            .tool_calls
+            .iter()
+            .map(|call| {
+                json!({"id": call.id, "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments}})
+            })
+            .collect();
+        out.insert("tool_calls".into(), Value::Array(calls));
+    }
+    if let Some(id) = &message.tool_call_id {
+        out.insert("tool_call_id".into(), json!(id));
+    }
+    Ok(Value::Object(out))
+}
+
+/// What a template puts around an assistant turn.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Turn {
+    /// What a reply is generated behind, e.g. `<|im_start|>assistant\n`.
+    pub generation_prompt: String,
+    /// What follows the content of an assistant turn up to and including the end-of-turn token;
+    /// empty when the template has no such token.
+    pub tail: String,
+    /// The end-of-turn token.
+    pub end_text: String,
+    /// Its id.
+    pub end_id: Option<u32>,
+}
+
+impl Turn {
+    /// Finds out by rendering two tiny conversations.
+    ///
+    /// # Errors
+    /// [`CodecError::Template`] when the template refuses even these.
+    pub fn probe(template: &Template, tokens: &Tokens) -> Result<Self, CodecError> {
+        const PROBE: &str = "zqprobeqz";
+        let mut conversation = Conversation {
+            messages: vec![Message::text(Role::User, "a")],
+            tools: Vec::new(),
+        };
+        let without = template.render(&conversation, false)?;
+        let with = template.render(&conversation, true)?;
+        let mut turn = Self {
+            generation_prompt: with.strip_prefix(&without).unwrap_or_default().to_owned(),
+            ..Self::default()
+        };
+        conversation
+            .messages
+            .push(Message::text(Role::Assistant, PROBE));
+        let rendered = template.render(&conversation, false)?;
+        if let Some((_, after)) = rendered.split_once(PROBE)
+            && let Some((at, text, id)) = tokens.first_added(after)
+        {
+            turn.tail = after[..at + text.len()].to_owned();
+            turn.end_text = text.to_owned();
+            turn.end_id = Some(id);
+        }
+        Ok(turn)
+    }
+}

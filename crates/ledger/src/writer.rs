@@ -1,0 +1,275 @@
+//! The one thread that writes. It takes whatever waits (up to a limit) into one transaction, so
+//! that a hundred concurrent calls cost one commit and not a hundred.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rusqlite::{Connection, params};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use crate::row::{AttemptsRow, CallRow, NoteRow, RolloutRow};
+use crate::{COMMIT_RECORDS_MAX, LedgerError, PUT_TIMEOUT_S, QUEUE_BYTES_MAX, QUEUE_RECORDS_MAX};
+
+/// One change to the database.
+#[derive(Debug)]
+pub(crate) enum Change {
+    Call(CallRow),
+    Attempts(AttemptsRow),
+    Rollout(RolloutRow),
+    Note(NoteRow),
+    Forget(record::RolloutId),
+}
+
+impl Change {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Call(row) => row.body.len() + row.attempts.attempts.len(),
+            Self::Attempts(row) => row.attempts.len(),
+            Self::Rollout(row) => row.body.len(),
+            Self::Note(row) => row.body.len(),
+            Self::Forget(_) => 0,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Put {
+    change: Change,
+    // Held until the change is written: bounds the bytes in the queue.
+    _room: OwnedSemaphorePermit,
+    done: oneshot::Sender<Result<(), LedgerError>>,
+}
+
+/// The end of the queue that callers hold.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    file: PathBuf,
+    queue: Mutex<Option<mpsc::Sender<Put>>>,
+    // In units of 1 KiB, because a semaphore counts in u32.
+    room: Arc<Semaphore>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+const ROOM_KIB: u32 = (QUEUE_BYTES_MAX >> 10) as u32;
+
+impl Handle {
+    pub(crate) fn start(
+        file: PathBuf,
+        connection: Connection,
+        lock: File,
+        full: Arc<AtomicBool>,
+    ) -> Result<Self, LedgerError> {
+        let (queue, waiting) = mpsc::channel(QUEUE_RECORDS_MAX);
+        let path = file.clone();
+        let thread = std::thread::Builder::new()
+            .name("ledger".to_owned())
+            .spawn(move || {
+                run(&path, connection, waiting, &full);
+                // The lock goes last: whoever gets it next finds everything written.
+                drop(lock);
+            })
+            .map_err(|source| LedgerError::io(&file, "start the writer of", source))?;
+        Ok(Self {
+            file,
+            queue: Mutex::new(Some(queue)),
+            room: Arc::new(Semaphore::new(ROOM_KIB as usize)),
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    pub(crate) async fn put(&self, change: Change) -> Result<(), LedgerError> {
+        let closed = || LedgerError::closed(&self.file);
+        let queue = self
+            .queue
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+            .ok_or_else(closed)?;
+        let kib = u32::try_from(change.bytes() >> 10)
+            .unwrap_or(u32::MAX)
+            .clamp(1, ROOM_KIB);
+        let put = async {
+            let room = Arc::clone(&self.room)
+                .acquire_many_owned(kib)
+                .await
+                .map_err(|_| closed())?;
+            let (done, answer) = oneshot::channel();
+            let put = Put {
+                change,
+                _room: room,
+                done,
+            };
+            queue.send(put).await.map_err(|_| closed())?;
+            answer.await.map_err(|_| closed())?
+        };
+        tokio::time::timeout(Duration::from_secs(PUT_TIMEOUT_S), put)
+            .await
+            .unwrap_or_else(|_| {
+                Err(LedgerError::Stalled {
+                    path: self.file.clone(),
+                    seconds: PUT_TIMEOUT_S,
+                })
+            })
+    }
+
+    fn stop(&self) -> Option<JoinHandle<()>> {
+        // The thread ends when the last sender is gone and the queue is empty.
+        drop(
+            self.queue
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
+        self.thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    pub(crate) async fn close(&self) -> Result<(), LedgerError> {
+        let Some(thread) = self.stop() else {
+            return Ok(());
+        };
+        match tokio::task::spawn_blocking(move || thread.join()).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(LedgerError::closed(&self.file)),
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Whoever opens the run next must find the lock free and everything written. At most the
+        // queue's limit is left to write.
+        if let Some(thread) = self.stop()
+            && thread.join().is_err()
+        {
+            tracing::error!(file = %self.file.display(), "the ledger's writer had stopped by a defect");
+        }
+    }
+}
+
+fn run(
+    file: &Path,
+    mut connection: Connection,
+    mut waiting: mpsc::Receiver<Put>,
+    full: &AtomicBool,
+) {
+    let mut batch = Vec::with_capacity(COMMIT_RECORDS_MAX);
+    while waiting.blocking_recv_many(&mut batch, COMMIT_RECORDS_MAX) > 0 {
+        let all = commit(&mut connection, batch.iter().map(|put| &put.change));
+        if all.is_ok() {
+            full.store(false, Ordering::Relaxed);
+            for put in batch.drain(..) {
+                // The caller may have gone; what it wanted is done.
+                let _ = put.done.send(Ok(()));
+            }
+            continue;
+        }
+        // Somebody's record does not go in. The others must not suffer: one by one.
+        for put in batch.drain(..) {
+            let result = commit(&mut connection, std::iter::once(&put.change))
+                .map_err(|source| LedgerError::sqlite(file, source));
+            match &result {
+                Ok(()) => full.store(false, Ordering::Relaxed),
+                Err(LedgerError::DiskFull { .. }) => full.store(true, Ordering::Relaxed),
+                Err(_) => {}
+            }
+            let _ = put.done.send(result);
+        }
+    }
+}
+
+fn commit<'a>(
+    connection: &mut Connection,
+    changes: impl Iterator<Item = &'a Change>,
+) -> rusqlite::Result<()> {
+    let transaction = connection.transaction()?;
+    for change in changes {
+        apply(&transaction, change)?;
+    }
+    transaction.commit()
+}
+
+fn apply(connection: &Connection, change: &Change) -> rusqlite::Result<()> {
+    match change {
+        Change::Call(row) => {
+            connection
+                .prepare_cached(
+                    "INSERT INTO calls (rollout, call, attempts, attempts_sum, body, sum)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                     ON CONFLICT (rollout, call) DO UPDATE SET
+                     attempts = ?3, attempts_sum = ?4, body = ?5, sum = ?6",
+                )?
+                .execute(params![
+                    row.attempts.id.rollout.as_str(),
+                    row.attempts.id.index,
+                    row.attempts.attempts,
+                    row.attempts.sum,
+                    row.body,
+                    row.sum,
+                ])?;
+        }
+        Change::Attempts(row) => {
+            connection
+                .prepare_cached(
+                    "UPDATE calls SET attempts = ?3, attempts_sum = ?4
+                     WHERE rollout = ?1 AND call = ?2",
+                )?
+                .execute(params![
+                    row.id.rollout.as_str(),
+                    row.id.index,
+                    row.attempts,
+                    row.sum,
+                ])?;
+        }
+        Change::Rollout(row) => {
+            connection
+                .prepare_cached(
+                    "INSERT INTO rollouts (id, started_ms, disposition, body, sum)
+                     VALUES (?1, ?2, ?3, ?4, ?5)
+                     ON CONFLICT (id) DO UPDATE SET
+                     started_ms = ?2, disposition = ?3, body = ?4, sum = ?5",
+                )?
+                .execute(params![
+                    row.id,
+                    row.started_ms,
+                    row.disposition,
+                    row.body,
+                    row.sum
+                ])?;
+            connection
+                .prepare_cached("DELETE FROM labels WHERE rollout = ?1")?
+                .execute(params![row.id])?;
+            let mut label = connection
+                .prepare_cached("INSERT INTO labels (name, value, rollout) VALUES (?1, ?2, ?3)")?;
+            for (name, value) in &row.labels {
+                label.execute(params![name, value, row.id])?;
+            }
+        }
+        Change::Note(row) => {
+            connection
+                .prepare_cached(
+                    "INSERT INTO notes (key, body, sum) VALUES (?1, ?2, ?3)
+                     ON CONFLICT (key) DO UPDATE SET body = ?2, sum = ?3",
+                )?
+                .execute(params![row.key, row.body, row.sum])?;
+        }
+        Change::Forget(id) => {
+            for statement in [
+                "DELETE FROM calls WHERE rollout = ?1",
+                "DELETE FROM labels WHERE rollout = ?1",
+                "DELETE FROM rollouts WHERE id = ?1",
+            ] {
+                connection
+                    .prepare_cached(statement)?
+                    .execute(params![id.as_str()])?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::radix::Radix;
 use crate::{Target, TrainTree};
 
 /// One loss term on the transition into a token of a [`ForestNode`].
@@ -56,157 +57,37 @@ pub struct ForestStats {
     pub depth_max: u64,
 }
 
-/// A node under construction. Its end is a stable place: a split moves the head away.
-struct Draft {
-    parent: Option<u32>,
-    tokens: Vec<u32>,
-    terms: Vec<Term>,
-    /// Sorted by first token.
-    children: Vec<u32>,
-}
+/// Loss terms of a radix node while the forest is built.
+type Terms = Vec<Vec<Term>>;
 
-#[derive(Default)]
-struct Builder {
-    drafts: Vec<Draft>,
-    roots: Vec<u32>,
-}
-
-impl Builder {
-    fn children(&mut self, parent: Option<u32>) -> &mut Vec<u32> {
-        match parent {
-            Some(parent) => &mut self.drafts[parent as usize].children,
-            None => &mut self.roots,
+/// Lays the radix tree out in preorder, joining chains that nobody else shares.
+fn lay_out(mut radix: Radix, mut terms: Terms) -> Vec<ForestNode> {
+    let mut nodes: Vec<ForestNode> = Vec::with_capacity(radix.nodes.len());
+    let mut stack: Vec<(u32, Option<u32>)> =
+        radix.roots.iter().rev().map(|&root| (root, None)).collect();
+    while let Some((mut at, parent)) = stack.pop() {
+        let index = nodes.len() as u32;
+        let mut tokens = std::mem::take(&mut radix.nodes[at as usize].tokens);
+        let mut own = std::mem::take(&mut terms[at as usize]);
+        while let [only] = radix.nodes[at as usize].children[..] {
+            at = only;
+            let shift = tokens.len() as u32;
+            tokens.append(&mut radix.nodes[at as usize].tokens);
+            own.extend(terms[at as usize].drain(..).map(|term| Term {
+                offset: term.offset + shift,
+                ..term
+            }));
         }
-    }
-
-    /// Place of the child that starts with `token`, or where it would be inserted.
-    fn find(&self, parent: Option<u32>, token: u32) -> Result<u32, usize> {
-        let children = match parent {
-            Some(parent) => &self.drafts[parent as usize].children,
-            None => &self.roots,
-        };
-        children
-            .binary_search_by_key(&token, |&child| self.drafts[child as usize].tokens[0])
-            .map(|at| children[at])
-    }
-
-    /// Splits `node` before its token `at`; the head becomes a new node, `node` stays the tail.
-    fn split(&mut self, node: u32, at: usize) -> u32 {
-        let head_id = self.drafts.len() as u32;
-        let draft = &mut self.drafts[node as usize];
-        let tail = draft.tokens.split_off(at);
-        let head_tokens = std::mem::replace(&mut draft.tokens, tail);
-        let (head_terms, mut tail_terms): (Vec<Term>, Vec<Term>) = std::mem::take(&mut draft.terms)
-            .into_iter()
-            .partition(|term| (term.offset as usize) < at);
-        for term in &mut tail_terms {
-            term.offset -= at as u32;
-        }
-        draft.terms = tail_terms;
-        let parent = draft.parent.replace(head_id);
-        let first = head_tokens[0];
-        self.drafts.push(Draft {
+        own.sort_by_key(|term| (term.offset, term.tree));
+        nodes.push(ForestNode {
             parent,
-            tokens: head_tokens,
-            terms: head_terms,
-            children: vec![node],
+            tokens,
+            terms: own,
         });
-        // The head starts with the same token, so it takes the same place among its siblings.
-        let drafts = &self.drafts;
-        let siblings = match parent {
-            Some(parent) => &drafts[parent as usize].children,
-            None => &self.roots,
-        };
-        let place = siblings.iter().position(|&child| child == node);
-        debug_assert!(place.is_some(), "node starting with {first} was not linked");
-        if let Some(place) = place {
-            self.children(parent)[place] = head_id;
-        }
-        head_id
+        let children = &radix.nodes[at as usize].children;
+        stack.extend(children.iter().rev().map(|&child| (child, Some(index))));
     }
-
-    /// Inserts tokens below the end of `parent`; returns the node at whose end they end.
-    fn insert(
-        &mut self,
-        mut parent: Option<u32>,
-        tokens: &[u32],
-        targets: &[Option<Target>],
-        tree: u32,
-    ) -> Option<u32> {
-        let mut done = 0;
-        while done < tokens.len() {
-            let rest = &tokens[done..];
-            let node = match self.find(parent, rest[0]) {
-                Ok(node) => {
-                    let stored = &self.drafts[node as usize].tokens;
-                    let shared = stored.iter().zip(rest).take_while(|(a, b)| a == b).count();
-                    if shared < stored.len() {
-                        self.split(node, shared)
-                    } else {
-                        node
-                    }
-                }
-                Err(place) => {
-                    let node = self.drafts.len() as u32;
-                    self.drafts.push(Draft {
-                        parent,
-                        tokens: rest.to_vec(),
-                        terms: Vec::new(),
-                        children: Vec::new(),
-                    });
-                    self.children(parent).insert(place, node);
-                    node
-                }
-            };
-            let draft = &mut self.drafts[node as usize];
-            let length = draft.tokens.len();
-            draft
-                .terms
-                .extend(targets[done..done + length].iter().enumerate().filter_map(
-                    |(offset, target)| {
-                        target.map(|target| Term {
-                            offset: offset as u32,
-                            tree,
-                            target,
-                        })
-                    },
-                ));
-            done += length;
-            parent = Some(node);
-        }
-        parent
-    }
-
-    /// Lays the drafts out in preorder, joining chains that nobody else shares.
-    fn finish(mut self) -> Vec<ForestNode> {
-        let mut nodes: Vec<ForestNode> = Vec::with_capacity(self.drafts.len());
-        let mut stack: Vec<(u32, Option<u32>)> =
-            self.roots.iter().rev().map(|&root| (root, None)).collect();
-        while let Some((mut draft_id, parent)) = stack.pop() {
-            let index = nodes.len() as u32;
-            let mut tokens = std::mem::take(&mut self.drafts[draft_id as usize].tokens);
-            let mut terms = std::mem::take(&mut self.drafts[draft_id as usize].terms);
-            while let [only] = self.drafts[draft_id as usize].children[..] {
-                draft_id = only;
-                let shift = tokens.len() as u32;
-                let draft = &mut self.drafts[draft_id as usize];
-                tokens.append(&mut draft.tokens);
-                terms.extend(draft.terms.drain(..).map(|term| Term {
-                    offset: term.offset + shift,
-                    ..term
-                }));
-            }
-            terms.sort_by_key(|term| (term.offset, term.tree));
-            nodes.push(ForestNode {
-                parent,
-                tokens,
-                terms,
-            });
-            let children = &self.drafts[draft_id as usize].children;
-            stack.extend(children.iter().rev().map(|&child| (child, Some(index))));
-        }
-        nodes
-    }
+    nodes
 }
 
 impl Forest {
@@ -214,18 +95,39 @@ impl Forest {
     /// tokens of the trees.
     #[must_use]
     pub fn merge(trees: &[TrainTree]) -> Self {
-        let mut builder = Builder::default();
-        let mut ends: Vec<Option<u32>> = Vec::new();
-        for (tree_id, tree) in trees.iter().enumerate() {
-            ends.clear();
+        let mut radix = Radix::default();
+        let mut ends: Vec<Vec<Option<u32>>> = Vec::with_capacity(trees.len());
+        for tree in trees {
+            let mut own: Vec<Option<u32>> = Vec::with_capacity(tree.nodes().len());
             for node in tree.nodes() {
-                let parent = node.parent.and_then(|parent| ends[parent]);
-                let end = builder.insert(parent, &node.tokens, &node.targets, tree_id as u32);
-                ends.push(end);
+                let below = node.parent.and_then(|parent| own[parent]);
+                own.push(radix.insert(below, &node.tokens));
+            }
+            ends.push(own);
+        }
+        // Only now is the shape final: spread each tree's targets over the nodes that hold them.
+        let mut terms: Terms = radix.nodes.iter().map(|_| Vec::new()).collect();
+        for (tree_id, (tree, own)) in trees.iter().zip(&ends).enumerate() {
+            for (node, &end) in tree.nodes().iter().zip(own) {
+                let mut from = node.targets.len();
+                for holder in radix.upwards(end, node.targets.len()) {
+                    from -= radix.nodes[holder as usize].tokens.len();
+                    let held =
+                        &node.targets[from..from + radix.nodes[holder as usize].tokens.len()];
+                    terms[holder as usize].extend(held.iter().enumerate().filter_map(
+                        |(offset, target)| {
+                            target.map(|target| Term {
+                                offset: offset as u32,
+                                tree: tree_id as u32,
+                                target,
+                            })
+                        },
+                    ));
+                }
             }
         }
         Self {
-            nodes: builder.finish(),
+            nodes: lay_out(radix, terms),
             trees: trees.len() as u32,
             tokens_logical: trees.iter().map(|tree| tree.tokens_flat() as u64).sum(),
         }

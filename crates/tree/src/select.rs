@@ -1,0 +1,378 @@
+//! Which part of a tree is trained. Pure functions with names.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::classify::CallClass;
+use crate::tree::{Origin, Place, Tree};
+use crate::{Target, TrainTree, TreeError};
+
+/// A rule for what to keep.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "policy", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Selection {
+    /// Per segment of each conversation the longest chain of delivered replies; all else is a
+    /// dead leaf. Auxiliary classes are out unless listed. A rollout with more leaves than the
+    /// limit is discarded as a whole.
+    Clawgym2 {
+        /// Leaves that may remain.
+        leaves_max: usize,
+        /// Classes that are trained.
+        classes: Vec<CallClass>,
+    },
+    /// Every call, retries and auxiliary ones included.
+    All,
+    /// The one branch with most trainable tokens.
+    Longest,
+    /// Drops a leaf when a later call went on from the same place; roots stay.
+    Temporal,
+}
+
+impl Default for Selection {
+    /// `clawgym2` with 64 leaves, main conversation only.
+    fn default() -> Self {
+        Self::Clawgym2 {
+            leaves_max: 64,
+            classes: vec![CallClass::Main],
+        }
+    }
+}
+
+/// Why a node is not trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(tag = "reason", content = "class", rename_all = "snake_case")]
+pub enum DropReason {
+    /// Nothing that counts went on from here: a retry, a rollback, an undelivered reply.
+    DeadLeaf,
+    /// An auxiliary call.
+    Auxiliary(CallClass),
+    /// Another branch was longer (`longest`).
+    NotLongest,
+    /// A later call went on from the same place (`temporal`).
+    Superseded,
+    /// The whole rollout has too many leaves.
+    OverBranched,
+}
+
+/// A node that is not trained.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dropped {
+    /// The node.
+    pub node: usize,
+    /// Why.
+    pub reason: DropReason,
+    /// Trainable tokens that are lost with it.
+    pub tokens_trainable: usize,
+}
+
+/// Why the whole rollout is not trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error(
+    "over-branched: {leaves} leaves remain, at most {leaves_max} may; see the fork causes, or raise leaves_max"
+)]
+pub struct OverBranched {
+    /// Leaves that remained.
+    pub leaves: usize,
+    /// The limit.
+    pub leaves_max: usize,
+}
+
+/// What is trained of a tree, and what was lost.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Kept calls, sorted.
+    pub calls: Vec<u32>,
+    /// Nodes on their paths, in preorder.
+    pub nodes: Vec<usize>,
+    /// Of those, the ones whose tokens are trained.
+    pub trained: Vec<usize>,
+    /// Kept branches.
+    pub leaves: usize,
+    /// Nodes that are not kept, or kept as context only though they could be trained.
+    pub dropped: Vec<Dropped>,
+    /// Set when the whole rollout is out; then nothing is kept.
+    pub discarded: Option<OverBranched>,
+    /// Tokens that are trained.
+    pub tokens_trained: usize,
+    /// Generated tokens on kept paths that have no log-probabilities: context (I4).
+    pub tokens_without_logprobs: usize,
+}
+
+/// Applies a rule to a tree.
+#[must_use]
+pub fn select(tree: &Tree, selection: &Selection) -> Kept {
+    let mut reasons: BTreeMap<u32, DropReason> = BTreeMap::new();
+    let calls: BTreeSet<u32> = match selection {
+        Selection::Clawgym2 { classes, .. } => longest_chains(tree, classes, &mut reasons),
+        Selection::All => tree.places.iter().map(|place| place.call).collect(),
+        Selection::Longest => longest_branch(tree, &mut reasons),
+        Selection::Temporal => latest_children(tree, &mut reasons),
+    };
+    let kept = keep(tree, &calls, &reasons);
+    if let Selection::Clawgym2 { leaves_max, .. } = *selection
+        && kept.leaves > leaves_max
+    {
+        return discard(tree, kept.leaves, leaves_max);
+    }
+    kept
+}
+
+fn trainable_tokens(tree: &Tree, node: usize) -> usize {
+    if tree.nodes[node].trainable() {
+        tree.nodes[node].tokens.len()
+    } else {
+        0
+    }
+}
+
+fn discard(tree: &Tree, leaves: usize, leaves_max: usize) -> Kept {
+    Kept {
+        dropped: (0..tree.nodes.len())
+            .map(|node| Dropped {
+                node,
+                reason: DropReason::OverBranched,
+                tokens_trainable: trainable_tokens(tree, node),
+            })
+            .collect(),
+        discarded: Some(OverBranched { leaves, leaves_max }),
+        ..Kept::default()
+    }
+}
+
+/// Marks the paths of the kept calls. A node is trained when a kept call generated it, whoever
+/// owns it: a dead retry may own the tokens that it shares with the call that went on.
+fn keep(tree: &Tree, calls: &BTreeSet<u32>, reasons: &BTreeMap<u32, DropReason>) -> Kept {
+    let mut on_path = vec![false; tree.nodes.len()];
+    for place in tree
+        .places
+        .iter()
+        .filter(|place| calls.contains(&place.call))
+    {
+        let mut at = place.node;
+        while let Some(node) = at
+            && !on_path[node]
+        {
+            on_path[node] = true;
+            at = tree.nodes[node].parent;
+        }
+    }
+    let mut has_kept_child = vec![false; tree.nodes.len()];
+    for (node, _) in on_path.iter().enumerate().filter(|(_, on)| **on) {
+        if let Some(parent) = tree.nodes[node].parent {
+            has_kept_child[parent] = true;
+        }
+    }
+    let mut kept = Kept {
+        calls: calls.iter().copied().collect(),
+        ..Kept::default()
+    };
+    for (index, node) in tree.nodes.iter().enumerate() {
+        let claimed = match &node.origin {
+            Origin::Generated { calls: own, .. } => own.iter().any(|call| calls.contains(call)),
+            Origin::Context => false,
+        };
+        if on_path[index] {
+            kept.nodes.push(index);
+            kept.leaves += usize::from(!has_kept_child[index]);
+        }
+        if on_path[index] && claimed {
+            if node.trainable() {
+                kept.trained.push(index);
+                kept.tokens_trained += node.tokens.len();
+            } else {
+                kept.tokens_without_logprobs += node.tokens.len();
+            }
+        } else if !on_path[index] || node.generated() {
+            let responsible = match &node.origin {
+                Origin::Generated { call, .. } => *call,
+                Origin::Context => node.first_call,
+            };
+            kept.dropped.push(Dropped {
+                node: index,
+                reason: reasons
+                    .get(&responsible)
+                    .copied()
+                    .unwrap_or(DropReason::DeadLeaf),
+                tokens_trainable: trainable_tokens(tree, index),
+            });
+        }
+    }
+    kept
+}
+
+/// `clawgym2`: per conversation and segment, the chain of replies that each carry on the one
+/// before and end with a delivered one; most calls first, then most tokens, then the latest.
+fn longest_chains(
+    tree: &Tree,
+    classes: &[CallClass],
+    reasons: &mut BTreeMap<u32, DropReason>,
+) -> BTreeSet<u32> {
+    let mut groups: BTreeMap<(u32, u32), Vec<&Place>> = BTreeMap::new();
+    for place in &tree.places {
+        if classes.contains(&place.class) {
+            let group = groups.entry((place.thread, place.segment)).or_default();
+            group.push(place);
+        } else {
+            reasons.insert(place.call, DropReason::Auxiliary(place.class));
+        }
+    }
+    let mut kept = BTreeSet::new();
+    for group in groups.values() {
+        // Calls and generated tokens of the chain up to each call. Calls come in order of
+        // arrival, so the one before is known already.
+        let mut chains: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
+        for place in group {
+            let (calls, tokens) = before(tree, place, &chains)
+                .and_then(|previous| chains.get(&previous).copied())
+                .unwrap_or_default();
+            chains.insert(place.call, (calls + 1, tokens + place.output_tokens));
+        }
+        let best = group
+            .iter()
+            .filter(|place| place.delivered && place.output_tokens > 0)
+            .max_by_key(|place| (chains.get(&place.call).copied(), place.call));
+        let mut at = best.map(|place| place.call);
+        while let Some(call) = at {
+            kept.insert(call);
+            at = tree
+                .place(call)
+                .and_then(|place| before(tree, place, &chains));
+        }
+        for place in group.iter().filter(|place| !kept.contains(&place.call)) {
+            reasons.insert(place.call, DropReason::DeadLeaf);
+        }
+    }
+    kept
+}
+
+/// The nearest call that `place` carries on and that takes part: auxiliary calls in between, such
+/// as a summary asked for within the thread, do not break a chain.
+fn before(tree: &Tree, place: &Place, chains: &BTreeMap<u32, (usize, usize)>) -> Option<u32> {
+    let mut at = place.previous;
+    while let Some(call) = at
+        && !chains.contains_key(&call)
+    {
+        at = tree
+            .place(call)
+            .and_then(|place| place.previous)
+            .filter(|previous| *previous < call);
+    }
+    at
+}
+
+/// `longest`: the call whose path holds most trainable tokens, then most tokens, then the
+/// earliest; with all calls that end on its path.
+fn longest_branch(tree: &Tree, reasons: &mut BTreeMap<u32, DropReason>) -> BTreeSet<u32> {
+    let mut above = vec![0; tree.nodes.len()];
+    for node in 0..tree.nodes.len() {
+        let parent = tree.nodes[node].parent.map_or(0, |parent| above[parent]);
+        above[node] = parent + trainable_tokens(tree, node);
+    }
+    let best = tree.places.iter().max_by_key(|place| {
+        (
+            place.node.map_or(0, |node| above[node]),
+            place.prompt_tokens + place.output_tokens,
+            std::cmp::Reverse(place.call),
+        )
+    });
+    let path: BTreeSet<usize> = best
+        .map(|place| tree.path(place.node).into_iter().collect())
+        .unwrap_or_default();
+    let (kept, dropped): (Vec<&Place>, Vec<&Place>) = tree
+        .places
+        .iter()
+        .partition(|place| place.node.is_some_and(|node| path.contains(&node)));
+    reasons.extend(
+        dropped
+            .iter()
+            .map(|place| (place.call, DropReason::NotLongest)),
+    );
+    kept.iter().map(|place| place.call).collect()
+}
+
+/// `temporal`: a call that nothing extends is dropped when a later call extends the same call.
+fn latest_children(tree: &Tree, reasons: &mut BTreeMap<u32, DropReason>) -> BTreeSet<u32> {
+    let mut latest_child: BTreeMap<u32, u32> = BTreeMap::new();
+    for place in &tree.places {
+        if let Some(parent) = place.extends {
+            latest_child.insert(parent, place.call);
+        }
+    }
+    let mut kept = BTreeSet::new();
+    for place in &tree.places {
+        let leaf = !latest_child.contains_key(&place.call);
+        let latest = place.extends.and_then(|parent| latest_child.get(&parent));
+        if leaf && latest.is_some_and(|latest| *latest > place.call) {
+            reasons.insert(place.call, DropReason::Superseded);
+        } else {
+            kept.insert(place.call);
+        }
+    }
+    kept
+}
+
+impl Kept {
+    /// Packs the kept part for a learner: every token once, with its target. Context that no
+    /// trained token follows is left out, since nothing depends on it. A generated token
+    /// without predecessor (an empty prompt) is context.
+    ///
+    /// # Errors
+    /// Never for a `Kept` of this tree; [`TreeError::TrainNode`] for one of another tree.
+    pub fn train_tree(&self, tree: &Tree) -> Result<TrainTree, TreeError> {
+        let mut needed = vec![false; tree.nodes.len()];
+        let mut trained = vec![false; tree.nodes.len()];
+        for &node in &self.trained {
+            let known = tree.nodes.get(node).is_some();
+            if !known {
+                return Err(TreeError::TrainNode {
+                    index: node,
+                    problem: format!("expected a node below {}", tree.nodes.len()),
+                });
+            }
+            trained[node] = true;
+            let mut at = Some(node);
+            while let Some(node) = at
+                && !needed[node]
+            {
+                needed[node] = true;
+                at = tree.nodes[node].parent;
+            }
+        }
+        let mut packed = TrainTree::new();
+        let mut index_of = vec![None; tree.nodes.len()];
+        for (index, node) in tree.nodes.iter().enumerate() {
+            if !needed[index] {
+                continue;
+            }
+            let mut targets = vec![None; node.tokens.len()];
+            if let (
+                true,
+                Origin::Generated {
+                    logprobs_model,
+                    logprobs_sampled,
+                    versions,
+                    ..
+                },
+            ) = (trained[index], &node.origin)
+            {
+                let known = logprobs_model.iter().zip(logprobs_sampled).zip(versions);
+                for (target, ((&model, &sampled), &version)) in targets.iter_mut().zip(known) {
+                    *target = Some(Target::Sampled {
+                        logprob_model: model,
+                        logprob_sampled: sampled,
+                        version,
+                    });
+                }
+            }
+            let parent = node.parent.and_then(|parent| index_of[parent]);
+            if parent.is_none()
+                && let Some(first) = targets.first_mut()
+            {
+                *first = None;
+            }
+            index_of[index] = Some(packed.push(parent, node.tokens.clone(), targets)?);
+        }
+        Ok(packed)
+    }
+}

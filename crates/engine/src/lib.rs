@@ -4,6 +4,8 @@
 //! transformer of crate `model`, in this process) and `scripted` (a policy given as code or as a
 //! replay file).
 
+pub mod scripted;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;

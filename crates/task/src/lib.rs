@@ -1,86 +1,37 @@
-//! Task formats in, [`Task`] out. Pure: paths are read by the caller's thread, nothing is run.
-
-use std::{collections::BTreeMap, path::PathBuf};
-
-use record::TaskId;
+//! Task formats in, [`Task`] out. Pure parsing: nothing is run.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`chores`] | the built-in tasks, made from a seed |
+//! | [`load`] | which format a folder or source has |
+//! | [`teacher`] | the scripted policy that plays a reference solution through any harness's tools |
+//!
+//! Formats: our own folder (`task.toml`, `instruction.md`, `files/`, `verify/`, optional
+//! `solution.toml`), written by [`write_dir`]; and ClawGym folders (`data_entry.json`,
+//! `input_files/`, `reward/`), read unchanged. [`load_dir`] tells them apart folder by folder.
+//!
+//! Invariants:
+//! - A task always has a verifier; a folder without one is [`TaskError::MissingVerifier`].
+//! - One bad task makes the whole folder an error: a set that silently shrinks gives wrong means.
+//! - Writing a task and reading it back gives an equal task, digest included.
+//! - [`Task::digest`] is over everything else in the task: equal digests are equal tasks.
+//! - At most [`FILES_MAX`] files and [`BYTES_MAX`] bytes per task; symbolic links are refused,
+//!   because they mean something else in the sandbox. Beyond a limit: [`TaskError::TooLarge`].
 
 pub mod chores;
+mod clawgym;
+mod digest;
+mod error;
+pub mod load;
+mod model;
+mod own;
+pub mod teacher;
+mod toml_file;
+mod tree;
 
-/// A file of a task.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TaskFile {
-    /// Path relative to the workspace (or to the verifier's folder).
-    pub path: PathBuf,
-    /// Content.
-    pub content: Vec<u8>,
-    /// Whether it is executable.
-    pub executable: bool,
-}
-
-/// How a verifier tells its score.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Contract {
-    /// The last non-empty line of stdout parses as a float in [0, 1]; a non-zero exit, no output
-    /// or no number is a score of 0 (ClawGym).
-    LastLineOrZero,
-    /// As above, but anything else than exit 0 with such a line is a fault of the verifier, not a
-    /// score.
-    LastLine,
-}
-
-/// Code that scores the workspace, run in the sandbox after the harness ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verifier {
-    /// Put into the sandbox only after the harness ended.
-    pub files: Vec<TaskFile>,
-    /// Folder of these files, relative to the workspace when not absolute.
-    pub folder: PathBuf,
-    /// Program and arguments. `{workspace}` in an argument is replaced.
-    pub argv: Vec<String>,
-    /// Working folder; the workspace when `None`.
-    pub cwd: Option<PathBuf>,
-    /// Wall-clock limit.
-    pub timeout_s: u64,
-    /// How it tells its score.
-    pub contract: Contract,
-}
-
-/// One step of a reference solution, free of any harness's tool names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Run a shell command in the workspace.
-    Bash(String),
-    /// Read a file.
-    Read(PathBuf),
-    /// Write a whole file.
-    Write(PathBuf, String),
-    /// Replace the first occurrence of a text in a file.
-    Edit(PathBuf, String, String),
-    /// Say something to the person and end.
-    Say(String),
-}
-
-/// instruction + initial environment + verifier.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Task {
-    /// Its name.
-    pub id: TaskId,
-    /// Kind of chore, category …
-    pub family: String,
-    /// What the harness is told.
-    pub instruction: String,
-    /// Initial files, relative to the workspace.
-    pub files: Vec<TaskFile>,
-    /// The workspace in the sandbox, absolute.
-    pub workspace: PathBuf,
-    /// HOME in the sandbox, absolute.
-    pub home: PathBuf,
-    /// What scores it.
-    pub verifier: Verifier,
-    /// A reference solution, when there is one.
-    pub solution: Vec<Step>,
-    /// Whatever else the format carries.
-    pub metadata: BTreeMap<String, serde_json::Value>,
-    /// SHA-256 over all of the above. Hexadecimal.
-    pub digest: String,
-}
+pub use digest::digest;
+pub use error::TaskError;
+pub use load::{load, load_dir};
+pub use model::{Contract, Split, Step, Task, TaskFile, Verifier};
+pub use own::write_dir;
+pub use tree::{BYTES_MAX, FILES_MAX};

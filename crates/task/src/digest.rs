@@ -1,0 +1,105 @@
+//! The digest of a task: SHA-256 over a length-prefixed encoding of everything in it but the
+//! digest itself. Two tasks have the same digest exactly when all other fields are equal.
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use crate::{Contract, Step, Task, TaskFile};
+
+struct Feed(Sha256);
+
+impl Feed {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.update((bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    fn path(&mut self, path: &Path) {
+        self.bytes(path.as_os_str().as_encoded_bytes());
+    }
+
+    fn count(&mut self, count: usize) {
+        self.0.update((count as u64).to_le_bytes());
+    }
+
+    fn files(&mut self, files: &[TaskFile]) {
+        self.count(files.len());
+        for file in files {
+            self.path(&file.path);
+            self.bytes(&file.content);
+            self.count(usize::from(file.executable));
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Bash(command) => {
+                self.text("bash");
+                self.text(command);
+            }
+            Step::Read(path) => {
+                self.text("read");
+                self.path(path);
+            }
+            Step::Write(path, text) => {
+                self.text("write");
+                self.path(path);
+                self.text(text);
+            }
+            Step::Edit(path, old, new) => {
+                self.text("edit");
+                self.path(path);
+                self.text(old);
+                self.text(new);
+            }
+            Step::Say(text) => {
+                self.text("say");
+                self.text(text);
+            }
+        }
+    }
+}
+
+/// Digest of a task, lower-case hexadecimal. The task's own `digest` field is not part of it.
+#[must_use]
+pub fn digest(task: &Task) -> String {
+    let mut feed = Feed(Sha256::new());
+    feed.text("task 1");
+    feed.text(task.id.as_str());
+    feed.text(&task.family);
+    feed.text(&task.instruction);
+    feed.files(&task.files);
+    feed.path(&task.workspace);
+    feed.path(&task.home);
+    let verifier = &task.verifier;
+    feed.files(&verifier.files);
+    feed.path(&verifier.folder);
+    feed.count(verifier.argv.len());
+    for argument in &verifier.argv {
+        feed.text(argument);
+    }
+    feed.count(usize::from(verifier.cwd.is_some()));
+    if let Some(cwd) = &verifier.cwd {
+        feed.path(cwd);
+    }
+    feed.0.update(verifier.timeout_s.to_le_bytes());
+    feed.text(match verifier.contract {
+        Contract::LastLine => "last-line",
+        Contract::LastLineOrZero => "last-line-or-zero",
+    });
+    feed.count(task.solution.len());
+    for step in &task.solution {
+        feed.step(step);
+    }
+    feed.count(task.metadata.len());
+    for (key, value) in &task.metadata {
+        feed.text(key);
+        feed.text(&value.to_string());
+    }
+    hex::encode(feed.0.finalize())
+}

@@ -1,0 +1,227 @@
+//! What the chores promise: honest verifiers, solvable, small, disjoint, stable.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests are not in a test function"
+)]
+
+mod runner;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::Instant,
+};
+
+use runner::{play, put, score};
+use task::{
+    Split, Step, Task,
+    chores::{self, split_of},
+    load,
+};
+
+fn both() -> Vec<Task> {
+    let mut all = load("chores", Split::Train).unwrap();
+    all.extend(load("chores", Split::HeldOut).unwrap());
+    all
+}
+
+/// Spreads the tasks over two threads.
+fn each(tasks: &[Task], check: impl Fn(&Task, &Path) + Sync) {
+    std::thread::scope(|scope| {
+        for half in tasks.chunks(tasks.len().div_ceil(2)) {
+            let check = &check;
+            scope.spawn(move || {
+                for task in half {
+                    let folder = tempfile::tempdir().unwrap();
+                    put(folder.path(), &task.files);
+                    check(task, folder.path());
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn doing_nothing_scores_zero_and_the_solution_scores_one_again_and_again() {
+    let tasks = both();
+    let start = Instant::now();
+    each(&tasks, |task, folder| {
+        assert_eq!(score(folder, task), "0", "{}: nothing was done", task.id);
+        for step in &task.solution {
+            play(folder, step);
+        }
+        for _ in 0..2 {
+            assert_eq!(score(folder, task), "1", "{}: solved", task.id);
+        }
+    });
+    println!("{} chores in {:?}", tasks.len(), start.elapsed());
+}
+
+/// A solution that also empties a file which is none of its business is no solution.
+#[test]
+fn destroying_a_bystander_costs_the_reward() {
+    let tasks = both();
+    let harmed = std::sync::atomic::AtomicUsize::new(0);
+    each(&tasks, |task, folder| {
+        let before: BTreeMap<_, _> = task
+            .files
+            .iter()
+            .map(|file| (&file.path, &file.content))
+            .collect();
+        for step in &task.solution {
+            play(folder, step);
+        }
+        for (path, content) in before {
+            let path = folder.join(path);
+            // Changed or gone: it was the chore's business.
+            if std::fs::read(&path).ok().as_ref() != Some(content) {
+                continue;
+            }
+            std::fs::write(&path, "").unwrap();
+            assert_eq!(score(folder, task), "0", "{}: {path:?} emptied", task.id);
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(score(folder, task), "0", "{}: {path:?} removed", task.id);
+            std::fs::write(&path, content).unwrap();
+            harmed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    });
+    assert!(harmed.into_inner() > 300);
+}
+
+/// Leaving the last step out must not be enough, else the chore needs fewer steps than it says.
+#[test]
+fn the_last_action_is_needed() {
+    each(&both(), |task, folder| {
+        let steps = &task.solution;
+        for step in &steps[..steps.len() - 2] {
+            play(folder, step);
+        }
+        assert_eq!(score(folder, task), "0", "{}", task.id);
+    });
+}
+
+fn names(task: &Task) -> Vec<String> {
+    task.metadata["names"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|name| name.as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// All letters-and-digits words of a task that a policy sees or writes.
+fn tokens(task: &Task) -> BTreeSet<String> {
+    let mut text = task.instruction.clone();
+    for file in &task.files {
+        text += &format!(" {} ", file.path.display());
+        text += std::str::from_utf8(&file.content).unwrap();
+    }
+    for step in &task.solution {
+        text += &match step {
+            Step::Bash(a) | Step::Say(a) => format!(" {a}"),
+            Step::Read(a) => format!(" {}", a.display()),
+            Step::Write(a, b) => format!(" {} {b}", a.display()),
+            Step::Edit(a, b, c) => format!(" {} {b} {c}", a.display()),
+        };
+    }
+    text.split(|letter: char| !letter.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_splits_share_no_invented_name_or_number() {
+    let mut vocabulary = [BTreeSet::new(), BTreeSet::new()];
+    for (half, split) in [Split::Train, Split::HeldOut].into_iter().enumerate() {
+        for seed in 0..4 {
+            for task in chores::generate(split, seed, 520) {
+                let names = names(&task);
+                for name in &names {
+                    assert_eq!(split_of(name), split, "{name} in {}", task.id);
+                    let letters = name.bytes().all(|byte| byte.is_ascii_lowercase());
+                    let digits = name.bytes().all(|byte| byte.is_ascii_digit());
+                    assert!(letters && (4..=8).contains(&name.len()) || digits, "{name}");
+                }
+                vocabulary[half].extend(
+                    tokens(&task)
+                        .into_iter()
+                        .filter(|token| !names.contains(token)),
+                );
+            }
+        }
+    }
+    // Whatever is not invented is the same small vocabulary in both halves.
+    assert_eq!(vocabulary[0], vocabulary[1]);
+    assert!(vocabulary[0].len() < 250, "{}", vocabulary[0].len());
+    for task in chores::generate(Split::Train, 9, 2600) {
+        for name in names(&task) {
+            assert!(!vocabulary[0].contains(&name), "{name}: name or word?");
+        }
+    }
+}
+
+#[test]
+fn chores_stay_small() {
+    for split in [Split::Train, Split::HeldOut] {
+        for task in chores::generate(split, 3, 1300) {
+            let id = &task.id;
+            assert!(task.instruction.len() < 130, "{id}: {}", task.instruction);
+            assert!(task.files.len() <= 4, "{id}");
+            assert!(
+                task.files.iter().all(|file| file.content.len() < 250),
+                "{id}"
+            );
+            assert!((2..=6).contains(&task.solution.len()), "{id}");
+            assert_eq!(task.solution.last(), Some(&Step::Say("Done.".to_owned())));
+            for step in &task.solution {
+                if let Step::Bash(command) = step {
+                    assert!(command.len() < 90, "{id}: {command}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_task_depends_on_seed_split_and_place_only() {
+    let few = chores::generate(Split::Train, 5, 30);
+    let many = chores::generate(Split::Train, 5, 60);
+    assert_eq!(few[..], many[..30]);
+    let other = chores::generate(Split::Train, 6, 30);
+    assert!(few.iter().zip(&other).all(|(a, b)| a.digest != b.digest));
+    let instructions: BTreeSet<_> = many.iter().map(|task| &task.digest).collect();
+    assert_eq!(instructions.len(), 60);
+}
+
+#[test]
+fn the_default_set_holds_every_family_equally_often() {
+    let families = chores::families().count();
+    assert!(families >= 14);
+    for (split, least) in [(Split::Train, 256), (Split::HeldOut, 64)] {
+        let tasks = load("chores", split).unwrap();
+        assert!(tasks.len() >= least);
+        let mut counts = BTreeMap::<_, usize>::new();
+        for task in &tasks {
+            *counts.entry(task.family.clone()).or_default() += 1;
+        }
+        assert!(
+            counts
+                .values()
+                .all(|count| *count == tasks.len() / families)
+        );
+    }
+}
+
+/// The built-in set is a yardstick: when this fails, numbers of old runs no longer compare.
+#[test]
+fn the_default_set_never_changes_unnoticed() {
+    use sha2::{Digest, Sha256};
+    let mut hash = Sha256::new();
+    for task in both() {
+        hash.update(task.digest);
+    }
+    insta::assert_snapshot!(hex::encode(hash.finalize()), @r#"0c9b4744752a7ba2501d156a0ee7cf859054a6ec87303738aa5b133054818543"#);
+}

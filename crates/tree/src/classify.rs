@@ -312,13 +312,21 @@ fn link(calls: &[&Call], digests: &[Digest], places: &mut [Place]) {
     // Replies by conversation: (thread, segment, reply) to places, in order of arrival.
     let mut replies: HashMap<(u32, u32, u64), Vec<usize>> = HashMap::new();
     for at in 0..calls.len() {
-        if places[at].extends.is_some() {
-            places[at].previous = places[at].extends;
-        } else {
-            places[at].previous = echoed(at, digests, places, &replies)
-                .or_else(|| rewritten(at, digests, places))
-                .map(|found| calls[found].id.index);
-        }
+        let extended = places[at].extends.and_then(|extended| {
+            calls[..at]
+                .iter()
+                .position(|call| call.id.index == extended)
+        });
+        let depth = |earlier: usize| digests[earlier].messages.len();
+        // An edited history may still extend an early call token by token, and yet carry on a
+        // later one.
+        let previous = match (extended, echoed(at, digests, places, &replies)) {
+            (Some(extended), Some(echoed)) if depth(echoed) > depth(extended) => Some(echoed),
+            (Some(extended), _) => Some(extended),
+            (None, Some(echoed)) => Some(echoed),
+            (None, None) => rewritten(at, digests, places),
+        };
+        places[at].previous = previous.map(|found| calls[found].id.index);
         if let Some(reply) = digests[at].reply {
             let key = (places[at].thread, places[at].segment, reply);
             replies.entry(key).or_default().push(at);

@@ -1,4 +1,49 @@
-//! The prefix tree of one rollout: build, classify, select, weigh, pack. Pure.
+//! The prefix tree of one rollout: build, classify, select, weigh, pack. Pure: no clock, no
+//! socket, no randomness.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `radix` | the shape: a compressed prefix tree over tokens |
+//! | `tree`, `layout` | [`Tree`]: nodes in preorder, who generated and who owns each |
+//! | `classify`, `digest` | [`CallClass`], conversation, segment and predecessor of each call |
+//! | `fork` | [`Fork`]: every divergence with cause, evidence and price in tokens |
+//! | `select` | [`Selection`]: which calls are trained; what is lost and why |
+//! | `train` | [`TrainTree`]: what a learner computes for one rollout |
+//! | `forest` | [`Forest`]: the trees of a batch merged where prefixes are equal |
+//!
+//! ```text
+//! calls ─► Tree::build ─► select ─► Kept::train_tree ─┐
+//!                                        other rollouts ┴─► Forest::merge ─► learner
+//! ```
+//!
+//! Invariants:
+//! - **I1** For each call, root to leaf spells prompt ids + output ids ([`Tree::check`]).
+//! - **I3** A node is wholly context or wholly generated and is stored once, so a generated token
+//!   of a kept branch has exactly one target however many branches share it. When several calls
+//!   generated the same tokens at the same place, the earliest delivered one owns them: its
+//!   log-probabilities and versions count. A node is trained when *any* kept call generated it.
+//! - **I4** Tokens without both log-probabilities are context and are counted
+//!   ([`TreeStats::tokens_without_logprobs`], [`Kept::tokens_without_logprobs`]). The first token
+//!   of a sequence is never trained: nothing predicts it.
+//! - A target belongs to the transition *into* its token, so the first token of every branch is
+//!   supervised, however many siblings it has.
+//! - Kept and dropped add up: [`Kept::tokens_trained`] plus the sum over [`Kept::dropped`] is
+//!   everything that could be trained.
+//! - Deterministic, and independent of the order of the calls. The shape of a forest is also
+//!   independent of the order of its trees.
+//!
+//! What `clawgym2` means by a dead leaf: within a segment of a conversation, each call carries on
+//! at most one earlier call, namely the last one whose reply its history holds, token by token
+//! or in the same words. The longest such chain that ends with a delivered reply is kept: most
+//! calls, then most generated tokens, then the latest. A reply whose tokens were re-rendered later
+//! (drift, an edited system message) is still part of the chain, because it acted on the world;
+//! only retries, rollbacks and undelivered replies are dead.
+//!
+//! Limits: more than [`TreeLimits::nodes_max`] nodes is [`TreeError::TooManyNodes`], the rollout
+//! is discarded; more than `leaves_max` kept leaves is [`OverBranched`], nothing is kept and all
+//! trainable tokens are reported as lost. Building takes time linear in the tokens of the calls
+//! plus the square of the number of calls (for the explanation of forks), and memory linear in
+//! unique tokens.
 
 mod classify;
 mod digest;
@@ -18,3 +63,6 @@ pub use fork::{Fork, ForkCause};
 pub use select::{DropReason, Dropped, Kept, OverBranched, Selection, select};
 pub use train::{Target, TrainNode, TrainTree};
 pub use tree::{Node, Origin, Place, Tree, TreeLimits, TreeStats};
+
+#[cfg(test)]
+mod tests;

@@ -118,21 +118,13 @@ pub fn select(tree: &Tree, selection: &Selection) -> Kept {
     kept
 }
 
-fn trainable_tokens(tree: &Tree, node: usize) -> usize {
-    if tree.nodes[node].trainable() {
-        tree.nodes[node].tokens.len()
-    } else {
-        0
-    }
-}
-
 fn discard(tree: &Tree, leaves: usize, leaves_max: usize) -> Kept {
     Kept {
         dropped: (0..tree.nodes.len())
             .map(|node| Dropped {
                 node,
                 reason: DropReason::OverBranched,
-                tokens_trainable: trainable_tokens(tree, node),
+                tokens_trainable: tree.nodes[node].tokens_trainable(),
             })
             .collect(),
         discarded: Some(OverBranched { leaves, leaves_max }),
@@ -177,10 +169,10 @@ fn keep(tree: &Tree, calls: &BTreeSet<u32>, reasons: &BTreeMap<u32, DropReason>)
             kept.leaves += usize::from(!has_kept_child[index]);
         }
         if on_path[index] && claimed {
-            if node.trainable() {
+            if node.tokens_trainable() > 0 {
                 kept.trained.push(index);
-                kept.tokens_trained += node.tokens.len();
-            } else {
+                kept.tokens_trained += node.tokens_trainable();
+            } else if !node.trainable() {
                 kept.tokens_without_logprobs += node.tokens.len();
             }
         } else if !on_path[index] || node.generated() {
@@ -194,7 +186,7 @@ fn keep(tree: &Tree, calls: &BTreeSet<u32>, reasons: &BTreeMap<u32, DropReason>)
                     .get(&responsible)
                     .copied()
                     .unwrap_or(DropReason::DeadLeaf),
-                tokens_trainable: trainable_tokens(tree, index),
+                tokens_trainable: node.tokens_trainable(),
             });
         }
     }
@@ -267,7 +259,7 @@ fn longest_branch(tree: &Tree, reasons: &mut BTreeMap<u32, DropReason>) -> BTree
     let mut above = vec![0; tree.nodes.len()];
     for node in 0..tree.nodes.len() {
         let parent = tree.nodes[node].parent.map_or(0, |parent| above[parent]);
-        above[node] = parent + trainable_tokens(tree, node);
+        above[node] = parent + tree.nodes[node].tokens_trainable();
     }
     let best = tree.places.iter().max_by_key(|place| {
         (

@@ -80,6 +80,17 @@ impl Node {
                 && logprobs_sampled.len() == self.tokens.len())
     }
 
+    /// How many of its tokens may be trained: all or none, but for the first token of a root,
+    /// which nothing precedes and so nothing predicts.
+    #[must_use]
+    pub fn tokens_trainable(&self) -> usize {
+        if self.trainable() {
+            self.tokens.len() - usize::from(self.parent.is_none())
+        } else {
+            0
+        }
+    }
+
     /// Whether its tokens were generated.
     #[must_use]
     pub fn generated(&self) -> bool {
@@ -106,8 +117,8 @@ pub struct Place {
     pub generated: bool,
     /// The latest call whose prompt and output this prompt extends token by token.
     pub extends: Option<u32>,
-    /// The call whose reply this one carries on, exactly or after an edit: `extends` when there
-    /// is one, else the call whose reply its history echoes.
+    /// The call whose reply this one carries on, exactly or after an edit: the last one that its
+    /// history echoes, at least `extends` when there is one.
     pub previous: Option<u32>,
     /// What kind of call it is.
     pub class: CallClass,

@@ -91,7 +91,7 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
     let mut entry = Entry::read(folder)?;
     let name = entry.text("task_id")?;
     let id = TaskId::new(name.clone())
-        .map_err(|error| entry.wrong("task_id", &error.to_string(), &name.into()))?;
+        .map_err(|_| entry.wrong("task_id", tree::ID_EXPECTED, &name.into()))?;
     let instruction = entry.text("user_query")?;
     let mount = entry.mount()?;
     let inputs = folder.join("input_files");

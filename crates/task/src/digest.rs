@@ -1,8 +1,9 @@
 //! The digest of a task: SHA-256 over a length-prefixed encoding of everything in it but the
 //! digest itself. Two tasks have the same digest exactly when all other fields are equal.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::{Contract, Step, Task, TaskFile};
@@ -33,6 +34,28 @@ impl Feed {
             self.path(&file.path);
             self.bytes(&file.content);
             self.count(usize::from(file.executable));
+        }
+    }
+
+    /// Order of keys does not count: formats do not keep it.
+    fn value(&mut self, value: &Value) {
+        match value {
+            Value::Array(items) => {
+                self.text("array");
+                self.count(items.len());
+                for item in items {
+                    self.value(item);
+                }
+            }
+            Value::Object(items) => {
+                self.text("object");
+                self.count(items.len());
+                for (key, item) in items.iter().collect::<BTreeMap<_, _>>() {
+                    self.text(key);
+                    self.value(item);
+                }
+            }
+            leaf => self.text(&leaf.to_string()),
         }
     }
 
@@ -99,7 +122,7 @@ pub fn digest(task: &Task) -> String {
     feed.count(task.metadata.len());
     for (key, value) in &task.metadata {
         feed.text(key);
-        feed.text(&value.to_string());
+        feed.value(value);
     }
     hex::encode(feed.0.finalize())
 }

@@ -64,7 +64,7 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
         return Err(wrong("format", "1", form.format.to_string()));
     }
     let id = TaskId::new(form.id.clone())
-        .map_err(|error| wrong("id", &error.to_string(), format!("{:?}", form.id)))?;
+        .map_err(|_| wrong("id", tree::ID_EXPECTED, format!("{:?}", form.id)))?;
     for (field, path) in [("workspace", &form.workspace), ("home", &form.home)] {
         if !path.is_absolute() {
             return Err(wrong(field, "an absolute path", format!("{path:?}")));

@@ -105,18 +105,23 @@ pub(crate) fn write(folder: &Path, files: &[TaskFile]) -> Result<(), TaskError> 
     Ok(())
 }
 
+/// What the id of a task looks like.
+pub(crate) const ID_EXPECTED: &str =
+    "1 to 128 of letters, digits, `.`, `_`, `-`, `:`, starting with a letter or digit";
+
 /// Reads a text file.
 pub(crate) fn read_text(path: &Path) -> Result<String, TaskError> {
     fs::read_to_string(path).map_err(|error| refused(path, &error))
 }
 
-/// A path that stays inside its folder: relative, without `..`.
+/// A path to something inside its folder: relative, without `..`, not the folder itself.
 pub(crate) fn stays_inside(path: &Path) -> bool {
     use std::path::Component;
-    path.components().next().is_some()
-        && path
-            .components()
-            .all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+    let mut parts = path
+        .components()
+        .filter(|part| *part != Component::CurDir)
+        .peekable();
+    parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
 /// Sub-folders that are not hidden, sorted.

@@ -61,8 +61,6 @@ mod strftime;
 pub mod template;
 pub mod tokens;
 
-#[cfg(test)]
-mod tests;
 
 use std::{path::Path, sync::Arc};
 

@@ -6,6 +6,8 @@
 
 pub mod scripted;
 
+pub mod embedded;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;

@@ -22,7 +22,13 @@ pub struct AdamWSettings {
 
 impl Default for AdamWSettings {
     fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.98, epsilon: 1e-8, weight_decay: 0.0, gradient_norm_max: 1.0 }
+        Self {
+            beta1: 0.9,
+            beta2: 0.98,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            gradient_norm_max: 1.0,
+        }
     }
 }
 
@@ -42,14 +48,23 @@ pub struct AdamW {
 /// Euclidean norm of a gradient.
 #[must_use]
 pub fn norm(gradient: &[f32]) -> f64 {
-    gradient.chunks(4096).map(|part| f64::from(crate::kernel::dot(part, part))).sum::<f64>().sqrt()
+    gradient
+        .chunks(4096)
+        .map(|part| f64::from(crate::kernel::dot(part, part)))
+        .sum::<f64>()
+        .sqrt()
 }
 
 impl AdamW {
     /// A fresh state for `len` parameters.
     #[must_use]
     pub fn new(settings: AdamWSettings, len: usize) -> Self {
-        Self { settings, steps: 0, mean: vec![0.0; len], square: vec![0.0; len] }
+        Self {
+            settings,
+            steps: 0,
+            mean: vec![0.0; len],
+            square: vec![0.0; len],
+        }
     }
 
     /// One step. Returns the norm of the gradient before clipping; a norm that is not finite
@@ -62,7 +77,11 @@ impl AdamW {
         self.steps += 1;
         let s = &self.settings;
         let limit = f64::from(s.gradient_norm_max);
-        let scale = if limit > 0.0 && norm > limit { (limit / norm) as f32 } else { 1.0 };
+        let scale = if limit > 0.0 && norm > limit {
+            (limit / norm) as f32
+        } else {
+            1.0
+        };
         let exponent = i32::try_from(self.steps).unwrap_or(i32::MAX);
         let correction1 = 1.0 - s.beta1.powi(exponent);
         let correction2 = 1.0 - s.beta2.powi(exponent);
@@ -70,14 +89,21 @@ impl AdamW {
         let root_scale = 1.0 / correction2.sqrt();
         for tensor in &weights.layout.tensors {
             let range = tensor.range.clone();
-            let keep = if tensor.decays { 1.0 - rate * s.weight_decay } else { 1.0 };
+            let keep = if tensor.decays {
+                1.0 - rate * s.weight_decay
+            } else {
+                1.0
+            };
             let parameters = weights.data[range.clone()].iter_mut();
-            let state = self.mean[range.clone()].iter_mut().zip(&mut self.square[range.clone()]);
+            let state = self.mean[range.clone()]
+                .iter_mut()
+                .zip(&mut self.square[range.clone()]);
             for ((parameter, (mean, square)), g) in parameters.zip(state).zip(&gradient[range]) {
                 let g = g * scale;
                 *mean = s.beta1 * *mean + (1.0 - s.beta1) * g;
                 *square = s.beta2 * *square + (1.0 - s.beta2) * g * g;
-                *parameter = *parameter * keep - step_size * *mean / (square.sqrt() * root_scale + s.epsilon);
+                *parameter = *parameter * keep
+                    - step_size * *mean / (square.sqrt() * root_scale + s.epsilon);
             }
         }
         norm

@@ -78,9 +78,15 @@ impl Config {
             self.head_dim = self.hidden_size / self.num_attention_heads;
         }
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
-            return Err(format!("head_dim: expected an even number (rotary embedding), found {}", self.head_dim));
+            return Err(format!(
+                "head_dim: expected an even number (rotary embedding), found {}",
+                self.head_dim
+            ));
         }
-        if !self.num_attention_heads.is_multiple_of(self.num_key_value_heads) {
+        if !self
+            .num_attention_heads
+            .is_multiple_of(self.num_key_value_heads)
+        {
             return Err(format!(
                 "num_key_value_heads: expected a divisor of num_attention_heads ({}), found {}",
                 self.num_attention_heads, self.num_key_value_heads

@@ -25,7 +25,9 @@ pub enum ModelError {
         source: std::io::Error,
     },
     /// `config.json` is not what it should be.
-    #[error("model: {path}: {reason}; supported are model_type llama, qwen2 and qwen3 without rope scaling")]
+    #[error(
+        "model: {path}: {reason}; supported are model_type llama, qwen2 and qwen3 without rope scaling"
+    )]
     Config {
         /// The file.
         path: PathBuf,
@@ -43,7 +45,10 @@ pub enum ModelError {
 }
 
 fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> ModelError + '_ {
-    move |source| ModelError::File { path: path.to_owned(), source }
+    move |source| ModelError::File {
+        path: path.to_owned(),
+        source,
+    }
 }
 
 /// Reads `config.json` of a folder.
@@ -53,18 +58,26 @@ fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> ModelError + '_ {
 pub fn load_config(folder: &Path) -> Result<Config, ModelError> {
     let path = folder.join("config.json");
     let bytes = std::fs::read(&path).map_err(file_error(&path))?;
-    let config: Config = serde_json::from_slice(&bytes)
-        .map_err(|error| ModelError::Config { path: path.clone(), reason: error.to_string() })?;
-    config.validated().map_err(|reason| ModelError::Config { path, reason })
+    let config: Config = serde_json::from_slice(&bytes).map_err(|error| ModelError::Config {
+        path: path.clone(),
+        reason: error.to_string(),
+    })?;
+    config
+        .validated()
+        .map_err(|reason| ModelError::Config { path, reason })
 }
 
 fn to_f32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     let bytes = view.data();
     let values = match view.dtype() {
-        Dtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-        Dtype::BF16 => {
-            bytes.chunks_exact(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect()
-        }
+        Dtype::F32 => bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect(),
+        Dtype::BF16 => bytes
+            .chunks_exact(2)
+            .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
+            .collect(),
         _ => return None,
     };
     Some(values)
@@ -78,12 +91,17 @@ pub fn load(folder: &Path) -> Result<Weights, ModelError> {
     let config = load_config(folder)?;
     let path = folder.join("model.safetensors");
     let bytes = std::fs::read(&path).map_err(file_error(&path))?;
-    let wrong = |reason: String| ModelError::Tensors { path: path.clone(), reason };
+    let wrong = |reason: String| ModelError::Tensors {
+        path: path.clone(),
+        reason,
+    };
     let file = SafeTensors::deserialize(&bytes).map_err(|error| wrong(error.to_string()))?;
     let layout = Layout::new(&config);
     let mut data = vec![0.0; layout.len];
     for tensor in &layout.tensors {
-        let view = file.tensor(&tensor.name).map_err(|_| wrong(format!("tensor {} is missing", tensor.name)))?;
+        let view = file
+            .tensor(&tensor.name)
+            .map_err(|_| wrong(format!("tensor {} is missing", tensor.name)))?;
         if view.shape() != tensor.shape {
             return Err(wrong(format!(
                 "tensor {}: expected shape {:?} from config.json, found {:?}",
@@ -92,14 +110,26 @@ pub fn load(folder: &Path) -> Result<Weights, ModelError> {
                 view.shape()
             )));
         }
-        let values = to_f32(&view)
-            .ok_or_else(|| wrong(format!("tensor {}: expected F32 or BF16, found {:?}", tensor.name, view.dtype())))?;
+        let values = to_f32(&view).ok_or_else(|| {
+            wrong(format!(
+                "tensor {}: expected F32 or BF16, found {:?}",
+                tensor.name,
+                view.dtype()
+            ))
+        })?;
         if values.iter().any(|value| !value.is_finite()) {
-            return Err(wrong(format!("tensor {} holds a value that is not finite", tensor.name)));
+            return Err(wrong(format!(
+                "tensor {} holds a value that is not finite",
+                tensor.name
+            )));
         }
         data[tensor.range.clone()].copy_from_slice(&values);
     }
-    Ok(Weights { config, layout, data })
+    Ok(Weights {
+        config,
+        layout,
+        data,
+    })
 }
 
 /// Writes a file so that a crash leaves the old one or the new one, never half of it.
@@ -144,7 +174,10 @@ pub fn save(weights: &Weights, folder: &Path, precision: Precision) -> Result<()
             let values = &weights.data[tensor.range.clone()];
             let bytes = match precision {
                 Precision::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-                Precision::Bf16 => values.iter().flat_map(|v| to_bf16(*v).to_le_bytes()).collect(),
+                Precision::Bf16 => values
+                    .iter()
+                    .flat_map(|v| to_bf16(*v).to_le_bytes())
+                    .collect(),
             };
             (tensor.name.clone(), bytes, tensor.shape.clone())
         })
@@ -153,32 +186,45 @@ pub fn save(weights: &Weights, folder: &Path, precision: Precision) -> Result<()
         Precision::F32 => Dtype::F32,
         Precision::Bf16 => Dtype::BF16,
     };
-    let wrong = |reason: String| ModelError::Tensors { path: path.clone(), reason };
+    let wrong = |reason: String| ModelError::Tensors {
+        path: path.clone(),
+        reason,
+    };
     let mut views = Vec::with_capacity(stored.len());
     for (name, bytes, shape) in &stored {
-        let view = TensorView::new(dtype, shape.clone(), bytes).map_err(|error| wrong(error.to_string()))?;
+        let view = TensorView::new(dtype, shape.clone(), bytes)
+            .map_err(|error| wrong(error.to_string()))?;
         views.push((name.as_str(), view));
     }
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|error| wrong(error.to_string()))?;
+    let bytes =
+        safetensors::serialize(views, Some(metadata)).map_err(|error| wrong(error.to_string()))?;
     write_atomically(&path, &bytes).map_err(file_error(&path))?;
     let config_path = folder.join("config.json");
-    let mut config = serde_json::to_value(&weights.config)
-        .map_err(|error| ModelError::Config { path: config_path.clone(), reason: error.to_string() })?;
+    let mut config = serde_json::to_value(&weights.config).map_err(|error| ModelError::Config {
+        path: config_path.clone(),
+        reason: error.to_string(),
+    })?;
     if let Some(map) = config.as_object_mut() {
         let architecture = match weights.config.model_type {
             crate::config::Family::Llama => "LlamaForCausalLM",
             crate::config::Family::Qwen2 => "Qwen2ForCausalLM",
             crate::config::Family::Qwen3 => "Qwen3ForCausalLM",
         };
-        let dtype_name = if precision == Precision::F32 { "float32" } else { "bfloat16" };
+        let dtype_name = if precision == Precision::F32 {
+            "float32"
+        } else {
+            "bfloat16"
+        };
         map.insert("architectures".into(), serde_json::json!([architecture]));
         map.insert("hidden_act".into(), "silu".into());
         map.insert("attention_bias".into(), weights.config.has_biases().into());
         map.insert("torch_dtype".into(), dtype_name.into());
     }
-    let text = serde_json::to_vec_pretty(&config)
-        .map_err(|error| ModelError::Config { path: config_path.clone(), reason: error.to_string() })?;
+    let text = serde_json::to_vec_pretty(&config).map_err(|error| ModelError::Config {
+        path: config_path.clone(),
+        reason: error.to_string(),
+    })?;
     write_atomically(&config_path, &text).map_err(file_error(&config_path))
 }
 
@@ -230,12 +276,22 @@ mod tests {
         let path = folder.path().join("model.safetensors");
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
-        assert!(matches!(load(folder.path()), Err(ModelError::Tensors { .. })));
+        assert!(matches!(
+            load(folder.path()),
+            Err(ModelError::Tensors { .. })
+        ));
         std::fs::write(&path, &bytes).unwrap();
         let mut config = shape(Family::Qwen3);
         config.intermediate_size = 13;
-        std::fs::write(folder.path().join("config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
+        std::fs::write(
+            folder.path().join("config.json"),
+            serde_json::to_vec(&config).unwrap(),
+        )
+        .unwrap();
         let error = load(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("gate_proj") && error.contains("[13, 8]"), "{error}");
+        assert!(
+            error.contains("gate_proj") && error.contains("[13, 8]"),
+            "{error}"
+        );
     }
 }

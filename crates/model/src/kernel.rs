@@ -22,8 +22,18 @@ impl<'a> Mat<'a> {
     /// When the slice is too short.
     #[must_use]
     pub fn new(data: &'a [f32], rows: usize, columns: usize, stride: usize) -> Self {
-        assert!(fits(data.len(), rows, columns, stride, 1), "matrix of {rows}x{columns} in {} floats", data.len());
-        Self { data, rows, columns, row_stride: stride, column_stride: 1 }
+        assert!(
+            fits(data.len(), rows, columns, stride, 1),
+            "matrix of {rows}x{columns} in {} floats",
+            data.len()
+        );
+        Self {
+            data,
+            rows,
+            columns,
+            row_stride: stride,
+            column_stride: 1,
+        }
     }
 
     /// Dense rows.
@@ -59,9 +69,20 @@ pub enum Threads {
 ///
 /// # Panics
 /// When the shapes do not fit or `c` is too short.
-pub fn matmul(c: &mut [f32], stride: usize, beta: f32, alpha: f32, a: Mat<'_>, b: Mat<'_>, threads: Threads) {
+pub fn matmul(
+    c: &mut [f32],
+    stride: usize,
+    beta: f32,
+    alpha: f32,
+    a: Mat<'_>,
+    b: Mat<'_>,
+    threads: Threads,
+) {
     assert_eq!(a.columns, b.rows, "inner sizes of a product differ");
-    assert!(fits(c.len(), a.rows, b.columns, stride, 1), "result of a product does not fit");
+    assert!(
+        fits(c.len(), a.rows, b.columns, stride, 1),
+        "result of a product does not fit"
+    );
     if a.rows == 0 || b.columns == 0 {
         return;
     }
@@ -69,7 +90,10 @@ pub fn matmul(c: &mut [f32], stride: usize, beta: f32, alpha: f32, a: Mat<'_>, b
         Threads::One => gemm::Parallelism::None,
         Threads::All => gemm::Parallelism::Rayon(0),
     };
-    #[expect(unsafe_code, reason = "gemm takes raw pointers; `fits` has checked every view against its slice")]
+    #[expect(
+        unsafe_code,
+        reason = "gemm takes raw pointers; `fits` has checked every view against its slice"
+    )]
     // SAFETY: the last element of each of the three views lies inside its slice (checked above and
     // in `Mat::new`), strides are in elements, `c` is exclusively borrowed and so does not overlap.
     unsafe {
@@ -157,10 +181,18 @@ pub fn add(y: &mut [f32], x: &[f32]) {
 pub fn max(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = values.chunks_exact(LANES);
-    let mut largest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut largest = chunks
+        .remainder()
+        .iter()
+        .copied()
+        .fold(f32::NEG_INFINITY, f32::max);
     for chunk in chunks {
         for lane in 0..LANES {
-            lanes[lane] = if chunk[lane] > lanes[lane] { chunk[lane] } else { lanes[lane] };
+            lanes[lane] = if chunk[lane] > lanes[lane] {
+                chunk[lane]
+            } else {
+                lanes[lane]
+            };
         }
     }
     for lane in lanes {
@@ -190,7 +222,11 @@ pub fn exp_shifted(values: &mut [f32], shift: f32) -> f32 {
 /// RMS norm of every row of `x` (`width` wide) into `out`; `inverse` gets 1/rms of every row.
 pub fn rms_norm(out: &mut [f32], inverse: &mut [f32], x: &[f32], weight: &[f32], epsilon: f32) {
     let width = weight.len();
-    for ((row_out, row), inverse_rms) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(inverse) {
+    for ((row_out, row), inverse_rms) in out
+        .chunks_exact_mut(width)
+        .zip(x.chunks_exact(width))
+        .zip(inverse)
+    {
         let scale = 1.0 / (dot(row, row) / width as f32 + epsilon).sqrt();
         *inverse_rms = scale;
         for ((target, value), w) in row_out.iter_mut().zip(row).zip(weight) {
@@ -210,7 +246,11 @@ pub fn rms_norm_backward(
     inverse: &[f32],
 ) {
     let width = weight.len();
-    let rows = dx.chunks_exact_mut(width).zip(dout.chunks_exact(width)).zip(x.chunks_exact(width)).zip(inverse);
+    let rows = dx
+        .chunks_exact_mut(width)
+        .zip(dout.chunks_exact(width))
+        .zip(x.chunks_exact(width))
+        .zip(inverse);
     for (((row_dx, row_dout), row), scale) in rows {
         let mut projection = 0.0;
         for i in 0..width {
@@ -223,7 +263,11 @@ pub fn rms_norm_backward(
         let back = projection * scale * scale * scale / width as f32;
         for i in 0..width {
             let gradient = row_dout[i] * weight[i] * scale - row[i] * back;
-            row_dx[i] = if replace { gradient } else { row_dx[i] + gradient };
+            row_dx[i] = if replace {
+                gradient
+            } else {
+                row_dx[i] + gradient
+            };
         }
     }
 }
@@ -241,7 +285,10 @@ impl Rope {
     #[must_use]
     pub fn new(positions: usize, head_dim: usize, theta: f32) -> Self {
         let half = head_dim / 2;
-        let (mut cosines, mut sines) = (Vec::with_capacity(positions * half), Vec::with_capacity(positions * half));
+        let (mut cosines, mut sines) = (
+            Vec::with_capacity(positions * half),
+            Vec::with_capacity(positions * half),
+        );
         for position in 0..positions {
             for i in 0..half {
                 let frequency = 1.0 / f64::from(theta).powf(2.0 * i as f64 / head_dim as f64);
@@ -250,7 +297,11 @@ impl Rope {
                 sines.push(angle.sin() as f32);
             }
         }
-        Self { half, cosines, sines }
+        Self {
+            half,
+            cosines,
+            sines,
+        }
     }
 
     /// Turns every head of a row in place (the halves are paired, as Hugging Face does); `back`
@@ -311,9 +362,25 @@ mod tests {
         let a = [1.0, 2.0, 9.0, 3.0, 4.0, 9.0];
         let b = [5.0, 6.0, 7.0, 8.0];
         let mut c = [0.0; 4];
-        matmul(&mut c, 2, 0.0, 1.0, Mat::new(&a, 2, 2, 3), Mat::dense(&b, 2, 2), Threads::One);
+        matmul(
+            &mut c,
+            2,
+            0.0,
+            1.0,
+            Mat::new(&a, 2, 2, 3),
+            Mat::dense(&b, 2, 2),
+            Threads::One,
+        );
         assert_eq!(c, [19.0, 22.0, 43.0, 50.0]);
-        matmul(&mut c, 2, 1.0, 1.0, Mat::new(&a, 2, 2, 3).t(), Mat::dense(&b, 2, 2).t(), Threads::One);
+        matmul(
+            &mut c,
+            2,
+            1.0,
+            1.0,
+            Mat::new(&a, 2, 2, 3).t(),
+            Mat::dense(&b, 2, 2).t(),
+            Threads::One,
+        );
         assert_eq!(c, [42.0, 53.0, 77.0, 96.0]);
     }
 
@@ -322,17 +389,41 @@ mod tests {
     #[test]
     fn rows_do_not_depend_on_the_batch() {
         let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0;
-        for (k, n) in [(32, 64), (32, 32), (32, 80), (40, 32), (32, 41), (192, 300), (192, 384), (512, 192), (192, 1700)] {
+        for (k, n) in [
+            (32, 64),
+            (32, 32),
+            (32, 80),
+            (40, 32),
+            (32, 41),
+            (192, 300),
+            (192, 384),
+            (512, 192),
+            (192, 1700),
+        ] {
             let a: Vec<f32> = (0..300 * k).map(value).collect();
             let b: Vec<f32> = (0..n * k).map(|i| value(i + 77)).collect();
             let product = |rows: usize| {
                 let mut c = vec![0.0; rows * n];
-                matmul(&mut c, n, 0.0, 1.0, Mat::dense(&a[..rows * k], rows, k), Mat::dense(&b, n, k).t(), Threads::One);
+                matmul(
+                    &mut c,
+                    n,
+                    0.0,
+                    1.0,
+                    Mat::dense(&a[..rows * k], rows, k),
+                    Mat::dense(&b, n, k).t(),
+                    Threads::One,
+                );
                 c
             };
             let all = product(300);
-            for rows in (2..70).chain([100, 128, 200, 256]).filter(|rows| rows * n > 256) {
-                assert!(product(rows)[..] == all[..rows * n], "{rows} rows of {k} times {n} columns");
+            for rows in (2..70)
+                .chain([100, 128, 200, 256])
+                .filter(|rows| rows * n > 256)
+            {
+                assert!(
+                    product(rows)[..] == all[..rows * n],
+                    "{rows} rows of {k} times {n} columns"
+                );
             }
         }
     }

@@ -65,12 +65,20 @@ impl Layout {
             let range = len..len + size;
             len += size;
             let decays = shape.len() > 1;
-            tensors.push(Tensor { name, shape, range: range.clone(), decays });
+            tensors.push(Tensor {
+                name,
+                shape,
+                range: range.clone(),
+                decays,
+            });
             range
         };
         let (d, f) = (config.hidden_size, config.intermediate_size);
         let (q, k) = (config.query_width(), config.key_width());
-        let embedding = add("model.embed_tokens.weight".into(), vec![config.vocab_size, d]);
+        let embedding = add(
+            "model.embed_tokens.weight".into(),
+            vec![config.vocab_size, d],
+        );
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
         for index in 0..config.num_hidden_layers {
             let at = |rest: &str| format!("model.layers.{index}.{rest}");
@@ -103,7 +111,14 @@ impl Layout {
         } else {
             add("lm_head.weight".into(), vec![config.vocab_size, d])
         };
-        Self { tensors, len, embedding, layers, norm, head }
+        Self {
+            tensors,
+            len,
+            embedding,
+            layers,
+            norm,
+            head,
+        }
     }
 }
 
@@ -135,7 +150,8 @@ impl Weights {
                 }
                 continue;
             }
-            let into_residual = tensor.name.ends_with("o_proj.weight") || tensor.name.ends_with("down_proj.weight");
+            let into_residual =
+                tensor.name.ends_with("o_proj.weight") || tensor.name.ends_with("down_proj.weight");
             let deviation = if into_residual { 0.02 * residual } else { 0.02 };
             for pair in slice.chunks_mut(2) {
                 // Box-Muller; two normals from two uniforms.
@@ -148,7 +164,11 @@ impl Weights {
                 }
             }
         }
-        Self { config, layout, data }
+        Self {
+            config,
+            layout,
+            data,
+        }
     }
 
     /// Number of parameters.

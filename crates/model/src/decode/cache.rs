@@ -22,14 +22,23 @@ impl Block {
     }
 
     pub(super) fn zeros(floats: usize) -> Self {
-        Self { data: vec![0.0; floats].into_boxed_slice() }
+        Self {
+            data: vec![0.0; floats].into_boxed_slice(),
+        }
     }
 
     fn place(config: &Config, layer: usize, key_head: usize) -> usize {
         (layer * config.num_key_value_heads + key_head) * 2 * BLOCK * config.head_dim
     }
 
-    pub(super) fn write(&mut self, config: &Config, layer: usize, slot: usize, key: &[f32], value: &[f32]) {
+    pub(super) fn write(
+        &mut self,
+        config: &Config,
+        layer: usize,
+        slot: usize,
+        key: &[f32],
+        value: &[f32],
+    ) {
         let hd = config.head_dim;
         for (head, (key, value)) in key.chunks_exact(hd).zip(value.chunks_exact(hd)).enumerate() {
             let at = Self::place(config, layer, head);
@@ -67,7 +76,11 @@ pub(super) fn attend(
         let seen = (visible - index * BLOCK).min(BLOCK);
         let mut top = largest;
         for (lane, score) in scores.iter_mut().enumerate() {
-            *score = if lane < seen { *score * scale } else { f32::NEG_INFINITY };
+            *score = if lane < seen {
+                *score * scale
+            } else {
+                f32::NEG_INFINITY
+            };
             top = if *score > top { *score } else { top };
         }
         let shrink = kernel::exp(largest - top);
@@ -127,7 +140,10 @@ impl PrefixCache {
     #[must_use]
     pub fn new(config: &Config, bytes_max: usize) -> Self {
         let blocks_max = (bytes_max / (Block::floats(config) * 4)).max(64);
-        Self { state: Mutex::default(), blocks_max }
+        Self {
+            state: Mutex::default(),
+            blocks_max,
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -166,8 +182,13 @@ impl PrefixCache {
         }
         state.clock += 1;
         let now = state.clock;
-        for tokens in prompt[..prompt.len().saturating_sub(1)].as_chunks::<BLOCK>().0 {
-            let Some(entry) = state.entries.get_mut(&(name, *tokens)) else { break };
+        for tokens in prompt[..prompt.len().saturating_sub(1)]
+            .as_chunks::<BLOCK>()
+            .0
+        {
+            let Some(entry) = state.entries.get_mut(&(name, *tokens)) else {
+                break;
+            };
             entry.used = now;
             name = entry.name;
             blocks.push(Arc::clone(&entry.block));
@@ -177,12 +198,20 @@ impl PrefixCache {
 
     /// Offers a full block; returns its name and the block to keep (an equal one that was already
     /// there, so that memory is shared).
-    pub(super) fn put(&self, after: u64, tokens: &[u32], block: &Arc<Block>, generation: u64) -> (u64, Arc<Block>) {
+    pub(super) fn put(
+        &self,
+        after: u64,
+        tokens: &[u32],
+        block: &Arc<Block>,
+        generation: u64,
+    ) -> (u64, Arc<Block>) {
         let mut state = self.lock();
         state.clock += 1;
         state.names += 1;
         let (now, name) = (state.clock, state.names);
-        let Ok(tokens) = <[u32; BLOCK]>::try_from(tokens) else { return (name, Arc::clone(block)) };
+        let Ok(tokens) = <[u32; BLOCK]>::try_from(tokens) else {
+            return (name, Arc::clone(block));
+        };
         if state.generation != generation {
             return (name, Arc::clone(block));
         }
@@ -196,7 +225,11 @@ impl PrefixCache {
             state.entries.retain(|_, entry| entry.used > limit);
             state.evicted += (before - state.entries.len()) as u64;
         }
-        let fresh = || Entry { name, block: Arc::clone(block), used: now };
+        let fresh = || Entry {
+            name,
+            block: Arc::clone(block),
+            used: now,
+        };
         let entry = state.entries.entry((after, tokens)).or_insert_with(fresh);
         entry.used = now;
         (entry.name, Arc::clone(&entry.block))

@@ -28,7 +28,12 @@ fn uniform(seed: u64, n: u64) -> f64 {
 
 fn log_sum(logits: &[f32]) -> f32 {
     let largest = kernel::max(logits);
-    largest + logits.iter().map(|logit| kernel::exp(logit - largest)).sum::<f32>().ln()
+    largest
+        + logits
+            .iter()
+            .map(|logit| kernel::exp(logit - largest))
+            .sum::<f32>()
+            .ln()
 }
 
 /// Draws one token. `logits` are the model's own; they may be overwritten.
@@ -41,13 +46,21 @@ pub(super) fn draw(logits: &mut [f32], sampling: &Sampling, n: u64) -> Drawn {
                 best = id;
             }
         }
-        return Drawn { token: best as u32, logprob_model: logits[best] - own_sum, logprob_sampled: 0.0 };
+        return Drawn {
+            token: best as u32,
+            logprob_model: logits[best] - own_sum,
+            logprob_sampled: 0.0,
+        };
     }
     let inverse = 1.0 / sampling.temperature;
     let filtered = sampling.top_k > 0 || sampling.top_p < 1.0;
     // (id, scaled logit) of what may be drawn, by id when nothing is filtered, else by
     // probability with ties to the smaller id.
-    let mut order: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, l)| (i as u32, l * inverse)).collect();
+    let mut order: Vec<(u32, f32)> = logits
+        .iter()
+        .enumerate()
+        .map(|(i, l)| (i as u32, l * inverse))
+        .collect();
     let largest = order.iter().fold(f32::NEG_INFINITY, |m, (_, l)| m.max(*l));
     if filtered {
         order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -55,7 +68,10 @@ pub(super) fn draw(logits: &mut [f32], sampling: &Sampling, n: u64) -> Drawn {
             order.truncate(sampling.top_k as usize);
         }
         if sampling.top_p < 1.0 {
-            let total: f64 = order.iter().map(|(_, l)| f64::from(kernel::exp(l - largest))).sum();
+            let total: f64 = order
+                .iter()
+                .map(|(_, l)| f64::from(kernel::exp(l - largest)))
+                .sum();
             let mut reached = 0.0;
             let mut keep = 0;
             for (_, logit) in &order {
@@ -68,7 +84,10 @@ pub(super) fn draw(logits: &mut [f32], sampling: &Sampling, n: u64) -> Drawn {
             order.truncate(keep);
         }
     }
-    let total: f64 = order.iter().map(|(_, l)| f64::from(kernel::exp(l - largest))).sum();
+    let total: f64 = order
+        .iter()
+        .map(|(_, l)| f64::from(kernel::exp(l - largest)))
+        .sum();
     let wanted = uniform(sampling.seed, n) * total;
     let mut reached = 0.0;
     let mut chosen = order[0];
@@ -105,21 +124,39 @@ mod tests {
     #[test]
     fn draws_follow_the_reported_probabilities() {
         let logits = [0.5, -1.0, 2.0, 0.0, -3.0];
-        for (temperature, top_k, top_p) in [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.5, 3, 1.0), (1.0, 0, 0.8), (1.3, 4, 0.9)] {
-            let sampling = Sampling { temperature, top_k, top_p, seed: 11, ..Sampling::default() };
+        for (temperature, top_k, top_p) in [
+            (1.0, 0, 1.0),
+            (0.7, 0, 1.0),
+            (1.5, 3, 1.0),
+            (1.0, 0, 0.8),
+            (1.3, 4, 0.9),
+        ] {
+            let sampling = Sampling {
+                temperature,
+                top_k,
+                top_p,
+                seed: 11,
+                ..Sampling::default()
+            };
             let counts = frequencies(&sampling, &logits);
             for n in 0..50 {
                 let drawn = draw(&mut logits.to_vec(), &sampling, n);
                 let told = f64::from(drawn.logprob_sampled).exp();
                 let seen = counts[drawn.token as usize];
-                assert!((told - seen).abs() < 0.015, "{sampling:?}: told {told}, seen {seen}");
+                assert!(
+                    (told - seen).abs() < 0.015,
+                    "{sampling:?}: told {told}, seen {seen}"
+                );
             }
         }
     }
 
     #[test]
     fn greedy_takes_the_first_of_the_best() {
-        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+        let sampling = Sampling {
+            temperature: 0.0,
+            ..Sampling::default()
+        };
         let drawn = draw(&mut [0.0, 3.0, 3.0], &sampling, 0);
         assert_eq!((drawn.token, drawn.logprob_sampled), (1, 0.0));
         assert!((drawn.logprob_model - (-(2.0 + (-3.0_f32).exp()).ln())).abs() < 1e-6);

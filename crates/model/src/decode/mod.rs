@@ -42,7 +42,10 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { sequences_max: 64, rows_max: 256 }
+        Self {
+            sequences_max: 64,
+            rows_max: 256,
+        }
     }
 }
 
@@ -63,7 +66,10 @@ pub struct Sequence {
 
 impl std::fmt::Debug for Sequence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sequence").field("id", &self.id).field("prompt_tokens", &self.prompt.len()).finish()
+        f.debug_struct("Sequence")
+            .field("id", &self.id)
+            .field("prompt_tokens", &self.prompt.len())
+            .finish()
     }
 }
 
@@ -108,7 +114,9 @@ pub struct Batch {
 impl std::fmt::Debug for Batch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut out = f.debug_struct("Batch");
-        out.field("running", &self.running.len()).field("waiting", &self.waiting.len()).finish_non_exhaustive()
+        out.field("running", &self.running.len())
+            .field("waiting", &self.waiting.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -136,7 +144,12 @@ impl Batch {
     /// An empty batch over these weights. All batches that share a cache must have been made for
     /// the cache's present generation, see [`PrefixCache::clear`].
     #[must_use]
-    pub fn new(weights: Arc<Weights>, rope: Arc<Rope>, cache: Arc<PrefixCache>, settings: Settings) -> Self {
+    pub fn new(
+        weights: Arc<Weights>,
+        rope: Arc<Rope>,
+        cache: Arc<PrefixCache>,
+        settings: Settings,
+    ) -> Self {
         let generation = cache.generation();
         Self {
             weights,
@@ -154,7 +167,11 @@ impl Batch {
     #[must_use]
     pub fn rope(weights: &Weights) -> Arc<Rope> {
         let config = &weights.config;
-        Arc::new(Rope::new(config.max_position_embeddings, config.head_dim, config.rope_theta))
+        Arc::new(Rope::new(
+            config.max_position_embeddings,
+            config.head_dim,
+            config.rope_theta,
+        ))
     }
 
     /// Adds a sequence. It must have a prompt of valid ids, shorter than the context.
@@ -193,28 +210,42 @@ impl Batch {
                 budget -= count;
                 fresh.push(index);
             }
-            rows.extend((0..count).map(|i| Row { sequence: index, position: running.computed + i }));
+            rows.extend((0..count).map(|i| Row {
+                sequence: index,
+                position: running.computed + i,
+            }));
         }
         while budget > 0 && self.running.len() < self.settings.sequences_max {
-            let Some(next) = self.waiting.front() else { break };
+            let Some(next) = self.waiting.front() else {
+                break;
+            };
             let (blocks, last_full) = self.cache.find(&next.prompt, self.generation);
             let cached = blocks.len() * BLOCK;
             // Another sequence of this step computes a longer common prefix right now: wait for it
             // instead of computing it twice.
             let soon = fresh.iter().any(|index| {
                 let other = &self.running[*index].tokens;
-                let common = other.iter().zip(&next.prompt).take_while(|(a, b)| a == b).count();
+                let common = other
+                    .iter()
+                    .zip(&next.prompt)
+                    .take_while(|(a, b)| a == b)
+                    .count();
                 common.min(next.prompt.len() - 1) / BLOCK * BLOCK > cached
             });
             if soon {
                 break;
             }
-            let Some(sequence) = self.waiting.pop_front() else { break };
+            let Some(sequence) = self.waiting.pop_front() else {
+                break;
+            };
             let index = self.running.len();
             let tokens = sequence.prompt.clone();
             let count = (tokens.len() - cached).min(budget);
             budget -= count;
-            rows.extend((0..count).map(|i| Row { sequence: index, position: cached + i }));
+            rows.extend((0..count).map(|i| Row {
+                sequence: index,
+                position: cached + i,
+            }));
             fresh.push(index);
             self.running.push(Running {
                 sequence,
@@ -260,7 +291,12 @@ impl Batch {
             .map(|(index, finish)| {
                 let running = self.running.remove(index);
                 let id = running.sequence.id;
-                Finished { id, drawn: running.drawn, finish, cached_tokens: running.cached_tokens }
+                Finished {
+                    id,
+                    drawn: running.drawn,
+                    finish,
+                    cached_tokens: running.cached_tokens,
+                }
             })
             .collect();
         finished.reverse();
@@ -275,8 +311,12 @@ impl Batch {
             if running.computed.is_multiple_of(BLOCK) {
                 let index = row.position / BLOCK;
                 let tokens = &running.tokens[index * BLOCK..running.computed];
-                let (name, block) =
-                    self.cache.put(running.last_full, tokens, &running.blocks[index], self.generation);
+                let (name, block) = self.cache.put(
+                    running.last_full,
+                    tokens,
+                    &running.blocks[index],
+                    self.generation,
+                );
                 running.last_full = name;
                 running.blocks[index] = block;
             }
@@ -288,8 +328,12 @@ impl Batch {
         let weights = Arc::clone(&self.weights);
         let (config, layout) = (&weights.config, &weights.layout);
         let padded = padded_rows(config, rows.len());
-        let (d, f, q, k) =
-            (config.hidden_size, config.intermediate_size, config.query_width(), config.key_width());
+        let (d, f, q, k) = (
+            config.hidden_size,
+            config.intermediate_size,
+            config.query_width(),
+            config.key_width(),
+        );
         let all = q + 2 * k;
         let hd = config.head_dim;
         let mut b = std::mem::take(&mut self.rows);
@@ -319,11 +363,25 @@ impl Batch {
         }
         for (index, places) in layout.layers.iter().enumerate() {
             let epsilon = config.rms_norm_eps;
-            kernel::rms_norm(&mut b.normed, &mut b.inverse, &b.x, weights.at(&places.norm1), epsilon);
+            kernel::rms_norm(
+                &mut b.normed,
+                &mut b.inverse,
+                &b.x,
+                weights.at(&places.norm1),
+                epsilon,
+            );
             // Query, key and value weights lie one after the other: one product.
             let three = &weights.data[places.query.start..places.value.end];
             let normed = Mat::dense(&b.normed, padded, d);
-            matmul(&mut b.projected, all, 0.0, 1.0, normed, Mat::dense(three, all, d).t(), Threads::One);
+            matmul(
+                &mut b.projected,
+                all,
+                0.0,
+                1.0,
+                normed,
+                Mat::dense(three, all, d).t(),
+                Threads::One,
+            );
             for (row, line) in rows.iter().zip(b.projected.chunks_exact_mut(all)) {
                 if config.has_biases() {
                     kernel::add(&mut line[..q], weights.at(&places.query_bias));
@@ -339,34 +397,78 @@ impl Batch {
                 let block = &mut self.running[row.sequence].blocks[row.position / BLOCK];
                 // A block that is not full is held by its sequence alone.
                 if let Some(block) = Arc::get_mut(block) {
-                    block.write(config, index, row.position % BLOCK, &line[q..q + k], &line[q + k..]);
+                    block.write(
+                        config,
+                        index,
+                        row.position % BLOCK,
+                        &line[q..q + k],
+                        &line[q + k..],
+                    );
                 }
             }
-            for ((row, line), mixed) in
-                rows.iter().zip(b.projected.chunks_exact(all)).zip(b.mixed.chunks_exact_mut(q))
+            for ((row, line), mixed) in rows
+                .iter()
+                .zip(b.projected.chunks_exact(all))
+                .zip(b.mixed.chunks_exact_mut(q))
             {
                 let blocks = &self.running[row.sequence].blocks;
                 let group = config.num_attention_heads / config.num_key_value_heads;
                 for head in 0..config.num_attention_heads {
                     let at = head * hd;
                     let out = &mut mixed[at..at + hd];
-                    cache::attend(out, &line[at..at + hd], blocks, (config, index, head / group), row.position + 1);
+                    cache::attend(
+                        out,
+                        &line[at..at + hd],
+                        blocks,
+                        (config, index, head / group),
+                        row.position + 1,
+                    );
                 }
             }
             let output = Mat::dense(weights.at(&places.output), d, q).t();
-            matmul(&mut b.normed, d, 0.0, 1.0, Mat::dense(&b.mixed, padded, q), output, Threads::One);
+            matmul(
+                &mut b.normed,
+                d,
+                0.0,
+                1.0,
+                Mat::dense(&b.mixed, padded, q),
+                output,
+                Threads::One,
+            );
             // Added by us: the library's own accumulation rounds differently at the edge of a tile,
             // that is, depending on how many rows there are.
             kernel::add(&mut b.x, &b.normed);
-            kernel::rms_norm(&mut b.normed, &mut b.inverse, &b.x, weights.at(&places.norm2), epsilon);
+            kernel::rms_norm(
+                &mut b.normed,
+                &mut b.inverse,
+                &b.x,
+                weights.at(&places.norm2),
+                epsilon,
+            );
             let both = &weights.data[places.gate.start..places.up.end];
             let normed = Mat::dense(&b.normed, padded, d);
-            matmul(&mut b.wide, 2 * f, 0.0, 1.0, normed, Mat::dense(both, 2 * f, d).t(), Threads::One);
+            matmul(
+                &mut b.wide,
+                2 * f,
+                0.0,
+                1.0,
+                normed,
+                Mat::dense(both, 2 * f, d).t(),
+                Threads::One,
+            );
             for (line, hidden) in b.wide.chunks_exact(2 * f).zip(b.hidden.chunks_exact_mut(f)) {
                 kernel::swiglu(hidden, &line[..f], &line[f..]);
             }
             let down = Mat::dense(weights.at(&places.down), d, f).t();
-            matmul(&mut b.normed, d, 0.0, 1.0, Mat::dense(&b.hidden, padded, f), down, Threads::One);
+            matmul(
+                &mut b.normed,
+                d,
+                0.0,
+                1.0,
+                Mat::dense(&b.hidden, padded, f),
+                down,
+                Threads::One,
+            );
             kernel::add(&mut b.x, &b.normed);
         }
         self.rows = b;
@@ -386,18 +488,35 @@ impl Batch {
         b.normed.resize(b.normed.len().max(padded * d), 0.0);
         b.inverse.resize(b.inverse.len().max(padded), 0.0);
         let norm = self.weights.at(&layout.norm);
-        kernel::rms_norm(&mut b.normed[..padded * d], &mut b.inverse[..padded], &chosen, norm, config.rms_norm_eps);
+        kernel::rms_norm(
+            &mut b.normed[..padded * d],
+            &mut b.inverse[..padded],
+            &chosen,
+            norm,
+            config.rms_norm_eps,
+        );
         b.logits.resize(padded * vocabulary, 0.0);
         let normed = Mat::dense(&b.normed[..padded * d], padded, d);
         let head = Mat::dense(self.weights.at(&layout.head), vocabulary, d).t();
-        matmul(&mut b.logits, vocabulary, 0.0, 1.0, normed, head, Threads::One);
+        matmul(
+            &mut b.logits,
+            vocabulary,
+            0.0,
+            1.0,
+            normed,
+            head,
+            Threads::One,
+        );
     }
 }
 
 /// Rows of a step, padded: products of one row, or with at most 256 results, take other paths in
 /// the library, which round differently.
 fn padded_rows(config: &Config, rows: usize) -> usize {
-    let narrowest = config.hidden_size.min(config.vocab_size).min(2 * config.intermediate_size);
+    let narrowest = config
+        .hidden_size
+        .min(config.vocab_size)
+        .min(2 * config.intermediate_size);
     rows.max(2).max(256 / narrowest + 1)
 }
 

@@ -33,7 +33,12 @@ fn weights(family: Family) -> Arc<Weights> {
 }
 
 fn batch(weights: &Arc<Weights>, cache: &Arc<PrefixCache>, settings: Settings) -> Batch {
-    Batch::new(Arc::clone(weights), Batch::rope(weights), Arc::clone(cache), settings)
+    Batch::new(
+        Arc::clone(weights),
+        Batch::rope(weights),
+        Arc::clone(cache),
+        settings,
+    )
 }
 
 fn run_all(batch: &mut Batch) -> Vec<Finished> {
@@ -46,8 +51,19 @@ fn run_all(batch: &mut Batch) -> Vec<Finished> {
 }
 
 fn sequence(id: u64, prompt: &[u32], seed: u64, tokens_max: u32) -> Sequence {
-    let sampling = Sampling { temperature: 0.9, seed, tokens_max, stop_ids: vec![40], ..Sampling::default() };
-    Sequence { id, prompt: prompt.to_vec(), sampling, stop_when: None }
+    let sampling = Sampling {
+        temperature: 0.9,
+        seed,
+        tokens_max,
+        stop_ids: vec![40],
+        ..Sampling::default()
+    };
+    Sequence {
+        id,
+        prompt: prompt.to_vec(),
+        sampling,
+        stop_when: None,
+    }
 }
 
 #[test]
@@ -66,12 +82,26 @@ fn log_probabilities_equal_the_forests() {
             let tokens = [prompt, &drawn].concat();
             let targets: Vec<u32> = (prompt.len() as u32..tokens.len() as u32).collect();
             for temperature in [1.0, 0.9] {
-                let segments = [Segment { parent: None, tokens: &tokens, targets: &targets }];
-                let settings = forest::Settings { temperature, ..forest::Settings::default() };
+                let segments = [Segment {
+                    parent: None,
+                    tokens: &tokens,
+                    targets: &targets,
+                }];
+                let settings = forest::Settings {
+                    temperature,
+                    ..forest::Settings::default()
+                };
                 let outcome = forest::run(&weights, &segments, None, settings).unwrap();
                 for (expected, d) in outcome.logprobs[0].iter().zip(&finished.drawn) {
-                    let found = if temperature == 1.0 { d.logprob_model } else { d.logprob_sampled };
-                    assert!((expected - found).abs() < 1e-4, "{family:?}: {expected} and {found}");
+                    let found = if temperature == 1.0 {
+                        d.logprob_model
+                    } else {
+                        d.logprob_sampled
+                    };
+                    assert!(
+                        (expected - found).abs() < 1e-4,
+                        "{family:?}: {expected} and {found}"
+                    );
                 }
             }
         }
@@ -138,7 +168,10 @@ fn prefixes_are_found_again_until_the_weights_change() {
     let mut second = batch(&weights, &cache, Settings::default());
     second.admit(sequence(2, &next, 2, 4));
     first.admit(sequence(3, &next, 2, 4));
-    let (fresh, stale) = (run_all(&mut second).remove(0), run_all(&mut first).remove(0));
+    let (fresh, stale) = (
+        run_all(&mut second).remove(0),
+        run_all(&mut first).remove(0),
+    );
     assert_eq!((fresh.cached_tokens, stale.cached_tokens), (0, 0));
     assert_eq!(fresh.drawn, again.drawn);
 }
@@ -161,8 +194,14 @@ fn limits_end_replies_by_name() {
     batch.admit(never_stop(3, 100));
     batch.retain(|id| id != 3);
     let all = run_all(&mut batch);
-    let ends: Vec<_> = all.iter().map(|f| (f.id, f.drawn.len(), f.finish)).collect();
-    let expected =
-        [(0, 7, FinishReason::Length), (1, 397, FinishReason::Context), (2, 5, FinishReason::Stop)];
+    let ends: Vec<_> = all
+        .iter()
+        .map(|f| (f.id, f.drawn.len(), f.finish))
+        .collect();
+    let expected = [
+        (0, 7, FinishReason::Length),
+        (1, 397, FinishReason::Context),
+        (2, 5, FinishReason::Stop),
+    ];
     assert_eq!(ends, expected);
 }

@@ -47,7 +47,10 @@ fn scatter(rows: &mut [f32], gathered: &[f32], piece: &Piece, width: usize) {
     let mut at = 0;
     for &(base, len) in piece.above.iter().chain([&(piece.base, piece.len)]) {
         let size = len * width;
-        kernel::add(&mut rows[base * width..base * width + size], &gathered[at..at + size]);
+        kernel::add(
+            &mut rows[base * width..base * width + size],
+            &gathered[at..at + size],
+        );
         at += size;
     }
 }
@@ -69,27 +72,61 @@ impl Tile {
 }
 
 fn tiles(config: &Config, piece: &Piece, above: usize) -> impl Iterator<Item = Tile> {
-    let (heads, group) = (config.num_attention_heads, config.num_attention_heads / config.num_key_value_heads);
+    let (heads, group) = (
+        config.num_attention_heads,
+        config.num_attention_heads / config.num_key_value_heads,
+    );
     let (len, above_tokens) = (piece.len, piece.above_tokens);
     (0..heads).flat_map(move |head| {
         (0..len).step_by(ROWS).map(move |first| {
             let rows = ROWS.min(len - first);
-            Tile { first, rows, head, key_head: head / group, above, local: above_tokens + first + rows }
+            Tile {
+                first,
+                rows,
+                head,
+                key_head: head / group,
+                above,
+                local: above_tokens + first + rows,
+            }
         })
     })
 }
 
 /// Scores of a tile, scaled, unmasked.
-fn scores(out: &mut Vec<f32>, tile: &Tile, config: &Config, query: Mat<'_>, above: &[f32], local: &[f32], t: Threads) {
+fn scores(
+    out: &mut Vec<f32>,
+    tile: &Tile,
+    config: &Config,
+    query: Mat<'_>,
+    above: &[f32],
+    local: &[f32],
+    t: Threads,
+) {
     let (hd, k) = (config.head_dim, config.key_width());
     let scale = 1.0 / (hd as f32).sqrt();
     let at = tile.key_head * hd;
     out.resize(tile.rows * tile.wide(), 0.0);
     let wide = tile.wide();
     if tile.above > 0 {
-        matmul(out, wide, 0.0, scale, query, Mat::new(&above[at..], tile.above, hd, k).t(), t);
+        matmul(
+            out,
+            wide,
+            0.0,
+            scale,
+            query,
+            Mat::new(&above[at..], tile.above, hd, k).t(),
+            t,
+        );
     }
-    matmul(&mut out[tile.above..], wide, 0.0, scale, query, Mat::new(&local[at..], tile.local, hd, k).t(), t);
+    matmul(
+        &mut out[tile.above..],
+        wide,
+        0.0,
+        scale,
+        query,
+        Mat::new(&local[at..], tile.local, hd, k).t(),
+        t,
+    );
 }
 
 /// How many of a tile's columns its row `i` may see.
@@ -106,8 +143,12 @@ pub(super) fn forward(
     log_sums: &mut [f32],
     threads: Threads,
 ) {
-    let (hd, q, k, heads) =
-        (config.head_dim, config.query_width(), config.key_width(), config.num_attention_heads);
+    let (hd, q, k, heads) = (
+        config.head_dim,
+        config.query_width(),
+        config.key_width(),
+        config.num_attention_heads,
+    );
     let (mut keys, mut values, mut s) = (Vec::new(), Vec::new(), Vec::new());
     let above_tokens = above.keys.len() / k;
     for piece in pieces {
@@ -134,11 +175,27 @@ pub(super) fn forward(
             let mut beta = 0.0;
             if tile.above > 0 {
                 let weights = Mat::new(&s, tile.rows, tile.above, wide);
-                matmul(out, q, 0.0, 1.0, weights, Mat::new(&above.values[at..], tile.above, hd, k), threads);
+                matmul(
+                    out,
+                    q,
+                    0.0,
+                    1.0,
+                    weights,
+                    Mat::new(&above.values[at..], tile.above, hd, k),
+                    threads,
+                );
                 beta = 1.0;
             }
             let weights = Mat::new(&s[tile.above..], tile.rows, tile.local, wide);
-            matmul(out, q, beta, 1.0, weights, Mat::new(&values[at..], tile.local, hd, k), threads);
+            matmul(
+                out,
+                q,
+                beta,
+                1.0,
+                weights,
+                Mat::new(&values[at..], tile.local, hd, k),
+                threads,
+            );
         }
     }
 }
@@ -152,8 +209,12 @@ pub(super) fn backward(
     out: Gradients<'_>,
     threads: Threads,
 ) {
-    let (hd, q, k, heads) =
-        (config.head_dim, config.query_width(), config.key_width(), config.num_attention_heads);
+    let (hd, q, k, heads) = (
+        config.head_dim,
+        config.query_width(),
+        config.key_width(),
+        config.num_attention_heads,
+    );
     let scale = 1.0 / (hd as f32).sqrt();
     let (mut keys, mut values, mut p, mut dp) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut dkeys, mut dvalues) = (Vec::new(), Vec::new());
@@ -187,11 +248,23 @@ pub(super) fn backward(
             // Values first: they need the probabilities, which then become score gradients.
             if tile.above > 0 {
                 let weights = Mat::new(&p, tile.rows, tile.above, wide).t();
-                matmul(&mut out.above.values[at..], k, 1.0, 1.0, weights, dmixed, threads);
+                matmul(
+                    &mut out.above.values[at..],
+                    k,
+                    1.0,
+                    1.0,
+                    weights,
+                    dmixed,
+                    threads,
+                );
             }
             let weights = Mat::new(&p[tile.above..], tile.rows, tile.local, wide).t();
             matmul(&mut dvalues[at..], k, 1.0, 1.0, weights, dmixed, threads);
-            for (i, (line, dline)) in p.chunks_exact(wide).zip(dp.chunks_exact_mut(wide)).enumerate() {
+            for (i, (line, dline)) in p
+                .chunks_exact(wide)
+                .zip(dp.chunks_exact_mut(wide))
+                .enumerate()
+            {
                 let at = from + i * q;
                 let delta = kernel::dot(&seen.dmixed[at..at + hd], &seen.mixed[at..at + hd]);
                 for (ds, weight) in dline.iter_mut().zip(line) {
@@ -202,12 +275,36 @@ pub(super) fn backward(
             let mut beta = 0.0;
             if tile.above > 0 {
                 let ds = Mat::new(&dp, tile.rows, tile.above, wide);
-                matmul(dquery, q, 0.0, 1.0, ds, Mat::new(&above.keys[at..], tile.above, hd, k), threads);
-                matmul(&mut out.above.keys[at..], k, 1.0, 1.0, ds.t(), query, threads);
+                matmul(
+                    dquery,
+                    q,
+                    0.0,
+                    1.0,
+                    ds,
+                    Mat::new(&above.keys[at..], tile.above, hd, k),
+                    threads,
+                );
+                matmul(
+                    &mut out.above.keys[at..],
+                    k,
+                    1.0,
+                    1.0,
+                    ds.t(),
+                    query,
+                    threads,
+                );
                 beta = 1.0;
             }
             let ds = Mat::new(&dp[tile.above..], tile.rows, tile.local, wide);
-            matmul(dquery, q, beta, 1.0, ds, Mat::new(&keys[at..], tile.local, hd, k), threads);
+            matmul(
+                dquery,
+                q,
+                beta,
+                1.0,
+                ds,
+                Mat::new(&keys[at..], tile.local, hd, k),
+                threads,
+            );
             matmul(&mut dkeys[at..], k, 1.0, 1.0, ds.t(), query, threads);
         }
         scatter(out.key, &dkeys, piece, k);

@@ -24,16 +24,31 @@ pub(super) struct Path {
 
 impl Path {
     pub(super) fn new(layers: usize) -> Self {
-        Self { tokens: 0, layers: vec![KeyValue::default(); layers], gradients: vec![KeyValue::default(); layers] }
+        Self {
+            tokens: 0,
+            layers: vec![KeyValue::default(); layers],
+            gradients: vec![KeyValue::default(); layers],
+        }
     }
 
     /// A path without keys whose gradients are as long as `other`'s, for one thread's sums.
     pub(super) fn zeros_like(other: &Self, with_gradients: bool) -> Self {
         let zero = |layer: &KeyValue| KeyValue {
             keys: vec![0.0; if with_gradients { layer.keys.len() } else { 0 }],
-            values: vec![0.0; if with_gradients { layer.values.len() } else { 0 }],
+            values: vec![
+                0.0;
+                if with_gradients {
+                    layer.values.len()
+                } else {
+                    0
+                }
+            ],
         };
-        Self { tokens: other.tokens, layers: Vec::new(), gradients: other.layers.iter().map(zero).collect() }
+        Self {
+            tokens: other.tokens,
+            layers: Vec::new(),
+            gradients: other.layers.iter().map(zero).collect(),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -62,7 +77,10 @@ impl Path {
             let at = layer.keys.len() / self.tokens.max(1) * tokens;
             layer.keys.truncate(at);
             layer.values.truncate(at);
-            cut.push(KeyValue { keys: gradient.keys.split_off(at), values: gradient.values.split_off(at) });
+            cut.push(KeyValue {
+                keys: gradient.keys.split_off(at),
+                values: gradient.values.split_off(at),
+            });
         }
         self.tokens = tokens;
         cut
@@ -115,7 +133,14 @@ pub(super) struct Block<'a> {
     pub(super) last: Vec<f32>,
 }
 
-fn project(out: &mut [f32], rows: usize, input: &[f32], weight: &[f32], wide: (usize, usize), threads: Threads) {
+fn project(
+    out: &mut [f32],
+    rows: usize,
+    input: &[f32],
+    weight: &[f32],
+    wide: (usize, usize),
+    threads: Threads,
+) {
     let (outputs, inputs) = wide;
     matmul(
         out,
@@ -129,7 +154,10 @@ fn project(out: &mut [f32], rows: usize, input: &[f32], weight: &[f32], wide: (u
 }
 
 /// `dinput = beta * dinput + dout · weight`, `dweight += doutᵀ · input`.
-#[expect(clippy::too_many_arguments, reason = "a matrix product with its two gradients")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "a matrix product with its two gradients"
+)]
 fn project_backward(
     dinput: &mut [f32],
     beta: f32,
@@ -142,8 +170,24 @@ fn project_backward(
 ) {
     let (rows, outputs, inputs) = shape;
     let dout = Mat::dense(dout, rows, outputs);
-    matmul(dinput, inputs, beta, 1.0, dout, Mat::dense(weight, outputs, inputs), threads);
-    matmul(dweight, inputs, 1.0, 1.0, dout.t(), Mat::dense(input, rows, inputs), threads);
+    matmul(
+        dinput,
+        inputs,
+        beta,
+        1.0,
+        dout,
+        Mat::dense(weight, outputs, inputs),
+        threads,
+    );
+    matmul(
+        dweight,
+        inputs,
+        1.0,
+        1.0,
+        dout.t(),
+        Mat::dense(input, rows, inputs),
+        threads,
+    );
 }
 
 fn add_bias(rows: &mut [f32], bias: &[f32]) {
@@ -165,14 +209,21 @@ fn add_bias_backward(dbias: &mut [f32], drows: &[f32]) {
 
 impl<'a> Block<'a> {
     /// Lays the segments (in preorder) out below a path of `above` tokens.
-    pub(super) fn new(weights: &'a Weights, segments: &[Segment<'_>], members: &[usize], above: usize) -> Self {
+    pub(super) fn new(
+        weights: &'a Weights,
+        segments: &[Segment<'_>],
+        members: &[usize],
+        above: usize,
+    ) -> Self {
         let mut tokens = Vec::new();
         let mut positions = Vec::new();
         let mut pieces: Vec<Piece> = Vec::with_capacity(members.len());
         let mut places: std::collections::HashMap<usize, usize> = std::collections::HashMap::new();
         for &member in members {
             let segment = &segments[member];
-            let parent = segment.parent.and_then(|parent| places.get(&parent).copied());
+            let parent = segment
+                .parent
+                .and_then(|parent| places.get(&parent).copied());
             let (mut chain, mut above_tokens) = (Vec::new(), 0);
             if let Some(parent) = parent {
                 let parent = &pieces[parent];
@@ -181,11 +232,23 @@ impl<'a> Block<'a> {
                 above_tokens = parent.above_tokens + parent.len;
             }
             places.insert(member, pieces.len());
-            pieces.push(Piece { base: tokens.len(), len: segment.tokens.len(), above: chain, above_tokens });
+            pieces.push(Piece {
+                base: tokens.len(),
+                len: segment.tokens.len(),
+                above: chain,
+                above_tokens,
+            });
             positions.extend((0..segment.tokens.len()).map(|i| above + above_tokens + i));
             tokens.extend_from_slice(segment.tokens);
         }
-        Self { weights, tokens, positions, pieces, saved: Vec::new(), last: Vec::new() }
+        Self {
+            weights,
+            tokens,
+            positions,
+            pieces,
+            saved: Vec::new(),
+            last: Vec::new(),
+        }
     }
 
     fn config(&self) -> &'a Config {
@@ -203,7 +266,8 @@ impl<'a> Block<'a> {
             x.extend_from_slice(&embedding[at..at + width]);
         }
         for (index, above) in path.keys().iter().enumerate() {
-            let (saved, out) = self.layer(&self.weights.layout.layers[index], x, rope, above, threads);
+            let (saved, out) =
+                self.layer(&self.weights.layout.layers[index], x, rope, above, threads);
             self.saved.push(saved);
             x = out;
         }
@@ -219,18 +283,53 @@ impl<'a> Block<'a> {
         threads: Threads,
     ) -> (Saved, Vec<f32>) {
         let (config, rows) = (self.config(), self.tokens.len());
-        let (d, f, q, k) =
-            (config.hidden_size, config.intermediate_size, config.query_width(), config.key_width());
+        let (d, f, q, k) = (
+            config.hidden_size,
+            config.intermediate_size,
+            config.query_width(),
+            config.key_width(),
+        );
         let w = |range| self.weights.at(range);
-        let mut saved = Saved { inverse1: vec![0.0; rows], inverse2: vec![0.0; rows], ..Saved::default() };
+        let mut saved = Saved {
+            inverse1: vec![0.0; rows],
+            inverse2: vec![0.0; rows],
+            ..Saved::default()
+        };
         let mut normed = vec![0.0; rows * d];
-        kernel::rms_norm(&mut normed, &mut saved.inverse1, &x, w(&places.norm1), config.rms_norm_eps);
+        kernel::rms_norm(
+            &mut normed,
+            &mut saved.inverse1,
+            &x,
+            w(&places.norm1),
+            config.rms_norm_eps,
+        );
         saved.query = vec![0.0; rows * q];
         saved.key = vec![0.0; rows * k];
         saved.value = vec![0.0; rows * k];
-        project(&mut saved.query, rows, &normed, w(&places.query), (q, d), threads);
-        project(&mut saved.key, rows, &normed, w(&places.key), (k, d), threads);
-        project(&mut saved.value, rows, &normed, w(&places.value), (k, d), threads);
+        project(
+            &mut saved.query,
+            rows,
+            &normed,
+            w(&places.query),
+            (q, d),
+            threads,
+        );
+        project(
+            &mut saved.key,
+            rows,
+            &normed,
+            w(&places.key),
+            (k, d),
+            threads,
+        );
+        project(
+            &mut saved.value,
+            rows,
+            &normed,
+            w(&places.value),
+            (k, d),
+            threads,
+        );
         add_bias(&mut saved.query, w(&places.query_bias));
         add_bias(&mut saved.key, w(&places.key_bias));
         add_bias(&mut saved.value, w(&places.value_bias));
@@ -240,8 +339,20 @@ impl<'a> Block<'a> {
             saved.query_raw = std::mem::replace(&mut saved.query, vec![0.0; rows * q]);
             saved.key_raw = std::mem::replace(&mut saved.key, vec![0.0; rows * k]);
             let epsilon = config.rms_norm_eps;
-            kernel::rms_norm(&mut saved.query, &mut saved.query_inverse, &saved.query_raw, w(&places.query_norm), epsilon);
-            kernel::rms_norm(&mut saved.key, &mut saved.key_inverse, &saved.key_raw, w(&places.key_norm), epsilon);
+            kernel::rms_norm(
+                &mut saved.query,
+                &mut saved.query_inverse,
+                &saved.query_raw,
+                w(&places.query_norm),
+                epsilon,
+            );
+            kernel::rms_norm(
+                &mut saved.key,
+                &mut saved.key_inverse,
+                &saved.key_raw,
+                w(&places.key_norm),
+                epsilon,
+            );
         }
         for (row, &position) in self.positions.iter().enumerate() {
             rope.turn(&mut saved.query[row * q..(row + 1) * q], position, false);
@@ -249,21 +360,62 @@ impl<'a> Block<'a> {
         }
         saved.mixed = vec![0.0; rows * q];
         saved.log_sums = vec![0.0; rows * config.num_attention_heads];
-        let rows_in = attention::Rows { query: &saved.query, key: &saved.key, value: &saved.value };
-        attention::forward(config, &self.pieces, rows_in, above, &mut saved.mixed, &mut saved.log_sums, threads);
+        let rows_in = attention::Rows {
+            query: &saved.query,
+            key: &saved.key,
+            value: &saved.value,
+        };
+        attention::forward(
+            config,
+            &self.pieces,
+            rows_in,
+            above,
+            &mut saved.mixed,
+            &mut saved.log_sums,
+            threads,
+        );
         saved.middle = x.clone();
         let out_weight = Mat::dense(w(&places.output), d, q).t();
-        matmul(&mut saved.middle, d, 1.0, 1.0, Mat::dense(&saved.mixed, rows, q), out_weight, threads);
-        kernel::rms_norm(&mut normed, &mut saved.inverse2, &saved.middle, w(&places.norm2), config.rms_norm_eps);
+        matmul(
+            &mut saved.middle,
+            d,
+            1.0,
+            1.0,
+            Mat::dense(&saved.mixed, rows, q),
+            out_weight,
+            threads,
+        );
+        kernel::rms_norm(
+            &mut normed,
+            &mut saved.inverse2,
+            &saved.middle,
+            w(&places.norm2),
+            config.rms_norm_eps,
+        );
         saved.gate = vec![0.0; rows * f];
         saved.up = vec![0.0; rows * f];
-        project(&mut saved.gate, rows, &normed, w(&places.gate), (f, d), threads);
+        project(
+            &mut saved.gate,
+            rows,
+            &normed,
+            w(&places.gate),
+            (f, d),
+            threads,
+        );
         project(&mut saved.up, rows, &normed, w(&places.up), (f, d), threads);
         let mut hidden = vec![0.0; rows * f];
         kernel::swiglu(&mut hidden, &saved.gate, &saved.up);
         let mut out = saved.middle.clone();
         let down = Mat::dense(w(&places.down), d, f).t();
-        matmul(&mut out, d, 1.0, 1.0, Mat::dense(&hidden, rows, f), down, threads);
+        matmul(
+            &mut out,
+            d,
+            1.0,
+            1.0,
+            Mat::dense(&hidden, rows, f),
+            down,
+            threads,
+        );
         saved.x = x;
         (saved, out)
     }
@@ -271,7 +423,12 @@ impl<'a> Block<'a> {
     /// Appends this block's keys and values to the path (for a block of one segment).
     pub(super) fn push_onto(&self, path: &mut Path) {
         path.tokens += self.tokens.len();
-        for ((layer, gradient), saved) in path.layers.iter_mut().zip(&mut path.gradients).zip(&self.saved) {
+        for ((layer, gradient), saved) in path
+            .layers
+            .iter_mut()
+            .zip(&mut path.gradients)
+            .zip(&self.saved)
+        {
             layer.keys.extend_from_slice(&saved.key);
             layer.values.extend_from_slice(&saved.value);
             gradient.keys.resize(layer.keys.len(), 0.0);
@@ -282,7 +439,10 @@ impl<'a> Block<'a> {
     /// Backward through all layers. `dx` is the gradient of [`Self::last`]; `own` what the
     /// branches below sent to this block's own keys and values; gradients for the trunk's keys
     /// and values are added to `above_gradients`.
-    #[expect(clippy::too_many_arguments, reason = "one call, each argument a different owner")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call, each argument a different owner"
+    )]
     pub(super) fn backward(
         &mut self,
         rope: &Rope,
@@ -295,7 +455,9 @@ impl<'a> Block<'a> {
     ) {
         for index in (0..self.saved.len()).rev() {
             let saved = std::mem::take(&mut self.saved[index]);
-            let own = own.as_mut().map(|layers| std::mem::take(&mut layers[index]));
+            let own = own
+                .as_mut()
+                .map(|layers| std::mem::take(&mut layers[index]));
             let places = &self.weights.layout.layers[index];
             self.layer_backward(
                 places,
@@ -316,7 +478,10 @@ impl<'a> Block<'a> {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call, each argument a different owner")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call, each argument a different owner"
+    )]
     fn layer_backward(
         &self,
         places: &LayerPlaces,
@@ -328,25 +493,62 @@ impl<'a> Block<'a> {
         threads: Threads,
     ) {
         let (config, rows) = (self.config(), self.tokens.len());
-        let (d, f, q, k) =
-            (config.hidden_size, config.intermediate_size, config.query_width(), config.key_width());
+        let (d, f, q, k) = (
+            config.hidden_size,
+            config.intermediate_size,
+            config.query_width(),
+            config.key_width(),
+        );
         let w = |range| self.weights.at(range);
         // Feed-forward.
         let mut normed = vec![0.0; rows * d];
         let mut unused = vec![0.0; rows];
-        kernel::rms_norm(&mut normed, &mut unused, &saved.middle, w(&places.norm2), config.rms_norm_eps);
+        kernel::rms_norm(
+            &mut normed,
+            &mut unused,
+            &saved.middle,
+            w(&places.norm2),
+            config.rms_norm_eps,
+        );
         let mut hidden = vec![0.0; rows * f];
         kernel::swiglu(&mut hidden, &saved.gate, &saved.up);
         let mut dgate = vec![0.0; rows * f];
         let down_gradient = &mut gradient[places.down.clone()];
-        project_backward(&mut dgate, 0.0, down_gradient, dx, &hidden, w(&places.down), (rows, d, f), threads);
+        project_backward(
+            &mut dgate,
+            0.0,
+            down_gradient,
+            dx,
+            &hidden,
+            w(&places.down),
+            (rows, d, f),
+            threads,
+        );
         let mut dup = hidden;
         kernel::swiglu_backward(&mut dgate, &mut dup, &saved.gate, &saved.up);
         let mut dnormed = vec![0.0; rows * d];
         let gate_gradient = &mut gradient[places.gate.clone()];
-        project_backward(&mut dnormed, 0.0, gate_gradient, &dgate, &normed, w(&places.gate), (rows, f, d), threads);
+        project_backward(
+            &mut dnormed,
+            0.0,
+            gate_gradient,
+            &dgate,
+            &normed,
+            w(&places.gate),
+            (rows, f, d),
+            threads,
+        );
         let up_gradient = &mut gradient[places.up.clone()];
-        project_backward(&mut dnormed, 1.0, up_gradient, &dup, &normed, w(&places.up), (rows, f, d), threads);
+        project_backward(
+            &mut dnormed,
+            1.0,
+            up_gradient,
+            &dup,
+            &normed,
+            w(&places.up),
+            (rows, f, d),
+            threads,
+        );
         let norm_gradient = &mut gradient[places.norm2.clone()];
         kernel::rms_norm_backward(
             dx,
@@ -360,17 +562,45 @@ impl<'a> Block<'a> {
         // Attention.
         let mut dmixed = vec![0.0; rows * q];
         let output_gradient = &mut gradient[places.output.clone()];
-        project_backward(&mut dmixed, 0.0, output_gradient, dx, &saved.mixed, w(&places.output), (rows, d, q), threads);
+        project_backward(
+            &mut dmixed,
+            0.0,
+            output_gradient,
+            dx,
+            &saved.mixed,
+            w(&places.output),
+            (rows, d, q),
+            threads,
+        );
         let mut dquery = vec![0.0; rows * q];
-        let own = own.unwrap_or_else(|| KeyValue { keys: vec![0.0; rows * k], values: vec![0.0; rows * k] });
-        let KeyValue { keys: mut dkey, values: mut dvalue } = own;
+        let own = own.unwrap_or_else(|| KeyValue {
+            keys: vec![0.0; rows * k],
+            values: vec![0.0; rows * k],
+        });
+        let KeyValue {
+            keys: mut dkey,
+            values: mut dvalue,
+        } = own;
         attention::backward(
             config,
             &self.pieces,
-            attention::Rows { query: &saved.query, key: &saved.key, value: &saved.value },
+            attention::Rows {
+                query: &saved.query,
+                key: &saved.key,
+                value: &saved.value,
+            },
             above,
-            attention::Seen { mixed: &saved.mixed, log_sums: &saved.log_sums, dmixed: &dmixed },
-            attention::Gradients { query: &mut dquery, key: &mut dkey, value: &mut dvalue, above: above_gradient },
+            attention::Seen {
+                mixed: &saved.mixed,
+                log_sums: &saved.log_sums,
+                dmixed: &dmixed,
+            },
+            attention::Gradients {
+                query: &mut dquery,
+                key: &mut dkey,
+                value: &mut dvalue,
+                above: above_gradient,
+            },
             threads,
         );
         for (row, &position) in self.positions.iter().enumerate() {
@@ -381,25 +611,64 @@ impl<'a> Block<'a> {
             let turned = std::mem::replace(&mut dquery, vec![0.0; rows * q]);
             let (weight, inverse) = (w(&places.query_norm), &saved.query_inverse);
             let place = &mut gradient[places.query_norm.clone()];
-            kernel::rms_norm_backward(&mut dquery, true, place, &turned, &saved.query_raw, weight, inverse);
+            kernel::rms_norm_backward(
+                &mut dquery,
+                true,
+                place,
+                &turned,
+                &saved.query_raw,
+                weight,
+                inverse,
+            );
             let turned = std::mem::replace(&mut dkey, vec![0.0; rows * k]);
             let (weight, inverse) = (w(&places.key_norm), &saved.key_inverse);
             let place = &mut gradient[places.key_norm.clone()];
-            kernel::rms_norm_backward(&mut dkey, true, place, &turned, &saved.key_raw, weight, inverse);
+            kernel::rms_norm_backward(
+                &mut dkey,
+                true,
+                place,
+                &turned,
+                &saved.key_raw,
+                weight,
+                inverse,
+            );
         }
         add_bias_backward(&mut gradient[places.query_bias.clone()], &dquery);
         add_bias_backward(&mut gradient[places.key_bias.clone()], &dkey);
         add_bias_backward(&mut gradient[places.value_bias.clone()], &dvalue);
-        kernel::rms_norm(&mut normed, &mut unused, &saved.x, w(&places.norm1), config.rms_norm_eps);
+        kernel::rms_norm(
+            &mut normed,
+            &mut unused,
+            &saved.x,
+            w(&places.norm1),
+            config.rms_norm_eps,
+        );
         for (beta, place, dout, outputs) in [
             (0.0, &places.query, &dquery, q),
             (1.0, &places.key, &dkey, k),
             (1.0, &places.value, &dvalue, k),
         ] {
             let dweight = &mut gradient[place.clone()];
-            project_backward(&mut dnormed, beta, dweight, dout, &normed, w(place), (rows, outputs, d), threads);
+            project_backward(
+                &mut dnormed,
+                beta,
+                dweight,
+                dout,
+                &normed,
+                w(place),
+                (rows, outputs, d),
+                threads,
+            );
         }
         let norm_gradient = &mut gradient[places.norm1.clone()];
-        kernel::rms_norm_backward(dx, false, norm_gradient, &dnormed, &saved.x, w(&places.norm1), &saved.inverse1);
+        kernel::rms_norm_backward(
+            dx,
+            false,
+            norm_gradient,
+            &dnormed,
+            &saved.x,
+            w(&places.norm1),
+            &saved.inverse1,
+        );
     }
 }

@@ -33,14 +33,31 @@ impl Block<'_> {
                 x.extend_from_slice(&self.last[group[0].row * d..(group[0].row + 1) * d]);
             }
             let (mut hidden, mut inverse) = (vec![0.0; rows * d], vec![0.0; rows]);
-            kernel::rms_norm(&mut hidden, &mut inverse, &x, norm_weight, config.rms_norm_eps);
+            kernel::rms_norm(
+                &mut hidden,
+                &mut inverse,
+                &x,
+                norm_weight,
+                config.rms_norm_eps,
+            );
             let mut logits = vec![0.0; rows * vocabulary];
             let (hidden_mat, scale) = (Mat::dense(&hidden, rows, d), 1.0 / temperature);
             let projection_mat = Mat::dense(projection, vocabulary, d);
-            matmul(&mut logits, vocabulary, 0.0, scale, hidden_mat, projection_mat.t(), Threads::One);
+            matmul(
+                &mut logits,
+                vocabulary,
+                0.0,
+                scale,
+                hidden_mat,
+                projection_mat.t(),
+                Threads::One,
+            );
             for (line, group) in logits.chunks_exact_mut(vocabulary).zip(tile) {
                 let largest = kernel::max(line);
-                let wanted: Vec<f32> = group.iter().map(|target| line[target.token as usize] - largest).collect();
+                let wanted: Vec<f32> = group
+                    .iter()
+                    .map(|target| line[target.token as usize] - largest)
+                    .collect();
                 // Σ e^s·s for the entropy needs the shifted logits before they are replaced.
                 let mut weighted = 0.0_f32;
                 for value in line.iter() {
@@ -54,7 +71,12 @@ impl Block<'_> {
                 let mut own = Vec::with_capacity(group.len());
                 for (target, shifted) in group.iter().zip(wanted) {
                     let logprob = shifted - log_sum;
-                    found.push(Found { segment: target.segment, index: target.index, logprob, entropy });
+                    found.push(Found {
+                        segment: target.segment,
+                        index: target.index,
+                        logprob,
+                        entropy,
+                    });
                     if let Some(loss) = loss {
                         let dlogprob = loss(target.segment, target.index, logprob);
                         total += dlogprob;
@@ -74,11 +96,35 @@ impl Block<'_> {
             if let Some(dlast) = dlast.as_mut() {
                 let dlogits = Mat::dense(&logits, rows, vocabulary);
                 let mut dhidden = vec![0.0; rows * d];
-                matmul(&mut dhidden, d, 0.0, 1.0, dlogits, projection_mat, Threads::One);
-                matmul(&mut gradient[layout.head.clone()], d, 1.0, 1.0, dlogits.t(), hidden_mat, Threads::One);
+                matmul(
+                    &mut dhidden,
+                    d,
+                    0.0,
+                    1.0,
+                    dlogits,
+                    projection_mat,
+                    Threads::One,
+                );
+                matmul(
+                    &mut gradient[layout.head.clone()],
+                    d,
+                    1.0,
+                    1.0,
+                    dlogits.t(),
+                    hidden_mat,
+                    Threads::One,
+                );
                 let mut dx = vec![0.0; rows * d];
                 let place = &mut gradient[layout.norm.clone()];
-                kernel::rms_norm_backward(&mut dx, true, place, &dhidden, &x, norm_weight, &inverse);
+                kernel::rms_norm_backward(
+                    &mut dx,
+                    true,
+                    place,
+                    &dhidden,
+                    &x,
+                    norm_weight,
+                    &inverse,
+                );
                 for (row, group) in dx.chunks_exact(d).zip(tile) {
                     dlast[group[0].row * d..(group[0].row + 1) * d].copy_from_slice(row);
                 }

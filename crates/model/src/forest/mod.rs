@@ -49,7 +49,11 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { threads: 2, block_tokens_max: 2048, temperature: 1.0 }
+        Self {
+            threads: 2,
+            block_tokens_max: 2048,
+            temperature: 1.0,
+        }
     }
 }
 
@@ -93,7 +97,11 @@ pub fn run(
 ) -> Result<Outcome, ForestError> {
     let plan = Plan::new(weights, segments)?;
     let threads = settings.threads.max(1);
-    let rope = Rope::new(plan.depth_max.max(1), weights.config.head_dim, weights.config.rope_theta);
+    let rope = Rope::new(
+        plan.depth_max.max(1),
+        weights.config.head_dim,
+        weights.config.rope_theta,
+    );
     let gradient_len = if loss.is_some() { weights.len() } else { 0 };
     let mut walk = Walk {
         weights,
@@ -107,8 +115,13 @@ pub fn run(
     };
     let mut path = Path::new(weights.config.num_hidden_layers);
     walk.descend(&plan.roots, &mut path);
-    let Walk { gradients, found, .. } = walk;
-    let mut logprobs: Vec<Vec<f32>> = segments.iter().map(|s| vec![0.0; s.targets.len()]).collect();
+    let Walk {
+        gradients, found, ..
+    } = walk;
+    let mut logprobs: Vec<Vec<f32>> = segments
+        .iter()
+        .map(|s| vec![0.0; s.targets.len()])
+        .collect();
     let mut entropies = logprobs.clone();
     for target in found {
         logprobs[target.segment][target.index] = target.logprob;
@@ -117,9 +130,16 @@ pub fn run(
     let mut sums = gradients.into_iter();
     let mut gradient = sums.next().unwrap_or_default();
     for other in sums {
-        gradient.par_chunks_mut(1 << 16).zip(other.par_chunks(1 << 16)).for_each(|(a, b)| crate::kernel::add(a, b));
+        gradient
+            .par_chunks_mut(1 << 16)
+            .zip(other.par_chunks(1 << 16))
+            .for_each(|(a, b)| crate::kernel::add(a, b));
     }
-    Ok(Outcome { logprobs, entropies, gradient })
+    Ok(Outcome {
+        logprobs,
+        entropies,
+        gradient,
+    })
 }
 
 /// One target's result.
@@ -147,12 +167,23 @@ impl Plan {
         let (mut roots, mut depth_end, mut targets) = (Vec::new(), vec![0; segments.len()], 0);
         let mut open: Vec<usize> = Vec::new();
         for (index, segment) in segments.iter().enumerate() {
-            let wrong = |reason: String| Err(ForestError::Malformed { segment: index, reason });
+            let wrong = |reason: String| {
+                Err(ForestError::Malformed {
+                    segment: index,
+                    reason,
+                })
+            };
             if segment.tokens.is_empty() {
                 return wrong("expected at least one token, found none".into());
             }
-            if let Some(token) = segment.tokens.iter().find(|token| **token as usize >= vocabulary) {
-                return wrong(format!("expected token ids below {vocabulary}, found {token}"));
+            if let Some(token) = segment
+                .tokens
+                .iter()
+                .find(|token| **token as usize >= vocabulary)
+            {
+                return wrong(format!(
+                    "expected token ids below {vocabulary}, found {token}"
+                ));
             }
             match segment.parent {
                 None => {
@@ -164,7 +195,9 @@ impl Plan {
                         open.pop();
                     }
                     if open.is_empty() {
-                        return wrong(format!("expected preorder, found parent {parent} whose subtree has ended"));
+                        return wrong(format!(
+                            "expected preorder, found parent {parent} whose subtree has ended"
+                        ));
                     }
                     children[parent].push(index);
                     depth_end[index] = depth_end[parent];
@@ -173,23 +206,37 @@ impl Plan {
             open.push(index);
             depth_end[index] += segment.tokens.len();
             let ascending = segment.targets.windows(2).all(|pair| pair[0] < pair[1]);
-            let inside = segment.targets.last().is_none_or(|last| (*last as usize) < segment.tokens.len());
+            let inside = segment
+                .targets
+                .last()
+                .is_none_or(|last| (*last as usize) < segment.tokens.len());
             if !ascending || !inside {
                 return wrong("expected ascending target offsets inside the segment".into());
             }
             if segment.parent.is_none() && segment.targets.first() == Some(&0) {
-                return wrong("the first token of a sequence has no prediction and cannot be a target".into());
+                return wrong(
+                    "the first token of a sequence has no prediction and cannot be a target".into(),
+                );
             }
             targets += segment.targets.len();
         }
-        let mut size: Vec<usize> = segments.iter().map(|segment| segment.tokens.len()).collect();
+        let mut size: Vec<usize> = segments
+            .iter()
+            .map(|segment| segment.tokens.len())
+            .collect();
         for index in (0..segments.len()).rev() {
             if let Some(parent) = segments[index].parent {
                 size[parent] += size[index];
             }
         }
         let depth_max = depth_end.into_iter().max().unwrap_or(0);
-        Ok(Self { children, roots, size, depth_max, targets })
+        Ok(Self {
+            children,
+            roots,
+            size,
+            depth_max,
+            targets,
+        })
     }
 
     /// The segments of some sibling subtrees, in preorder.
@@ -229,7 +276,11 @@ impl Walk<'_> {
     /// added to `path`'s.
     fn descend(&mut self, roots: &[usize], path: &mut Path) {
         let limit = self.settings.block_tokens_max;
-        let small: Vec<usize> = roots.iter().copied().filter(|r| self.plan.size[*r] <= limit).collect();
+        let small: Vec<usize> = roots
+            .iter()
+            .copied()
+            .filter(|r| self.plan.size[*r] <= limit)
+            .collect();
         self.blocks(&small, path);
         for root in roots.iter().copied().filter(|r| self.plan.size[*r] > limit) {
             let mut trunk = Block::new(self.weights, self.segments, &[root], path.len());
@@ -237,7 +288,13 @@ impl Walk<'_> {
             let children = &self.plan.children[root];
             let targets = self.head_targets(&[root]);
             let gradient = &mut self.gradients[0];
-            let dhidden = trunk.head(&targets, self.loss, self.settings.temperature, gradient, &mut self.found);
+            let dhidden = trunk.head(
+                &targets,
+                self.loss,
+                self.settings.temperature,
+                gradient,
+                &mut self.found,
+            );
             let before = path.len();
             trunk.push_onto(path);
             self.descend(children, path);
@@ -245,7 +302,15 @@ impl Walk<'_> {
             if let Some(dhidden) = dhidden {
                 let (gradient, threads) = (&mut self.gradients[0], crate::kernel::Threads::All);
                 let (keys, gradients) = path.split();
-                trunk.backward(self.rope, keys, gradients, dhidden, Some(own), gradient, threads);
+                trunk.backward(
+                    self.rope,
+                    keys,
+                    gradients,
+                    dhidden,
+                    Some(own),
+                    gradient,
+                    threads,
+                );
             }
         }
     }
@@ -257,7 +322,10 @@ impl Walk<'_> {
         let threads = self.settings.threads.max(1);
         let total: usize = roots.iter().map(|r| self.plan.size[*r]).sum();
         // Enough blocks for every thread, none above the limit.
-        let target = self.settings.block_tokens_max.min(total.div_ceil(threads).max(1));
+        let target = self
+            .settings
+            .block_tokens_max
+            .min(total.div_ceil(threads).max(1));
         let mut blocks: Vec<(usize, Vec<usize>)> = Vec::new();
         for root in roots {
             let size = self.plan.size[*root];
@@ -276,7 +344,15 @@ impl Walk<'_> {
             .iter_mut()
             .map(|gradient| {
                 let path_gradient = Path::zeros_like(path, self.loss.is_some());
-                (0, Share { blocks: Vec::new(), gradient, path_gradient, found: Vec::new() })
+                (
+                    0,
+                    Share {
+                        blocks: Vec::new(),
+                        gradient,
+                        path_gradient,
+                        found: Vec::new(),
+                    },
+                )
             })
             .collect();
         for (tokens, block) in blocks {
@@ -289,21 +365,40 @@ impl Walk<'_> {
         let (loss, temperature) = (self.loss, self.settings.temperature);
         let shared_path: &Path = path;
         let one = crate::kernel::Threads::One;
-        shares.par_iter_mut().with_max_len(1).for_each(|(_, share)| {
-            for roots in std::mem::take(&mut share.blocks) {
-                let members = plan.collect(&roots);
-                let mut block = Block::new(weights, segments, &members, shared_path.len());
-                block.forward(rope, shared_path, one);
-                let targets = head_targets(segments, plan, &members);
-                let dhidden = block.head(&targets, loss, temperature, share.gradient, &mut share.found);
-                if let Some(dhidden) = dhidden {
-                    let (_, gradients) = share.path_gradient.split();
-                    block.backward(rope, shared_path.keys(), gradients, dhidden, None, share.gradient, one);
+        shares
+            .par_iter_mut()
+            .with_max_len(1)
+            .for_each(|(_, share)| {
+                for roots in std::mem::take(&mut share.blocks) {
+                    let members = plan.collect(&roots);
+                    let mut block = Block::new(weights, segments, &members, shared_path.len());
+                    block.forward(rope, shared_path, one);
+                    let targets = head_targets(segments, plan, &members);
+                    let dhidden = block.head(
+                        &targets,
+                        loss,
+                        temperature,
+                        share.gradient,
+                        &mut share.found,
+                    );
+                    if let Some(dhidden) = dhidden {
+                        let (_, gradients) = share.path_gradient.split();
+                        block.backward(
+                            rope,
+                            shared_path.keys(),
+                            gradients,
+                            dhidden,
+                            None,
+                            share.gradient,
+                            one,
+                        );
+                    }
                 }
-            }
-        });
-        let done: Vec<(Path, Vec<Found>)> =
-            shares.into_iter().map(|(_, share)| (share.path_gradient, share.found)).collect();
+            });
+        let done: Vec<(Path, Vec<Found>)> = shares
+            .into_iter()
+            .map(|(_, share)| (share.path_gradient, share.found))
+            .collect();
         for (path_gradient, found) in done {
             self.found.extend(found);
             if self.loss.is_some() {
@@ -334,15 +429,30 @@ fn head_targets(segments: &[Segment<'_>], plan: &Plan, members: &[usize]) -> Vec
     let mut base = 0;
     for &member in members {
         let segment = &segments[member];
-        for (index, &offset) in segment.targets.iter().enumerate().filter(|(_, offset)| **offset > 0) {
+        for (index, &offset) in segment
+            .targets
+            .iter()
+            .enumerate()
+            .filter(|(_, offset)| **offset > 0)
+        {
             let token = segment.tokens[offset as usize];
-            targets.push(HeadTarget { row: base + offset as usize - 1, token, segment: member, index });
+            targets.push(HeadTarget {
+                row: base + offset as usize - 1,
+                token,
+                segment: member,
+                index,
+            });
         }
         base += segment.tokens.len();
         for &child in &plan.children[member] {
             if segments[child].targets.first() == Some(&0) {
                 let token = segments[child].tokens[0];
-                targets.push(HeadTarget { row: base - 1, token, segment: child, index: 0 });
+                targets.push(HeadTarget {
+                    row: base - 1,
+                    token,
+                    segment: child,
+                    index: 0,
+                });
             }
         }
     }

@@ -44,11 +44,22 @@ struct Owned {
 }
 
 fn borrow(forest: &[Owned]) -> Vec<Segment<'_>> {
-    forest.iter().map(|s| Segment { parent: s.parent, tokens: &s.tokens, targets: &s.targets }).collect()
+    forest
+        .iter()
+        .map(|s| Segment {
+            parent: s.parent,
+            tokens: &s.tokens,
+            targets: &s.targets,
+        })
+        .collect()
 }
 
 fn forests() -> impl Strategy<Value = Vec<Owned>> {
-    let segment = (prop::collection::vec(0_u32..23, 1..9), any::<u16>(), 0_usize..4);
+    let segment = (
+        prop::collection::vec(0_u32..23, 1..9),
+        any::<u16>(),
+        0_usize..4,
+    );
     prop::collection::vec(segment, 1..10).prop_map(|raw| {
         let mut forest: Vec<Owned> = Vec::new();
         let mut open: Vec<usize> = Vec::new();
@@ -58,7 +69,11 @@ fn forests() -> impl Strategy<Value = Vec<Owned>> {
             let targets = (0..tokens.len() as u32)
                 .filter(|offset| bits >> offset & 1 == 1 && (parent.is_some() || *offset > 0))
                 .collect();
-            forest.push(Owned { parent, tokens, targets });
+            forest.push(Owned {
+                parent,
+                tokens,
+                targets,
+            });
             open.push(index);
         }
         forest
@@ -73,15 +88,32 @@ fn quadratic(segment: usize, index: usize, logprob: f32) -> f32 {
 /// The same forest without any sharing: one sequence per target-owning root-to-segment path.
 fn rows(forest: &[Owned]) -> (Vec<Owned>, Vec<usize>) {
     let (mut sequences, mut owners) = (Vec::new(), Vec::new());
-    for (index, segment) in forest.iter().enumerate().filter(|(_, s)| !s.targets.is_empty()) {
+    for (index, segment) in forest
+        .iter()
+        .enumerate()
+        .filter(|(_, s)| !s.targets.is_empty())
+    {
         let mut chain = vec![index];
         while let Some(parent) = forest[chain[chain.len() - 1]].parent {
             chain.push(parent);
         }
-        let above: Vec<u32> = chain.iter().skip(1).rev().flat_map(|i| forest[*i].tokens.clone()).collect();
-        let targets = segment.targets.iter().map(|offset| above.len() as u32 + offset).collect();
+        let above: Vec<u32> = chain
+            .iter()
+            .skip(1)
+            .rev()
+            .flat_map(|i| forest[*i].tokens.clone())
+            .collect();
+        let targets = segment
+            .targets
+            .iter()
+            .map(|offset| above.len() as u32 + offset)
+            .collect();
         let tokens = [above, segment.tokens.clone()].concat();
-        sequences.push(Owned { parent: None, tokens, targets });
+        sequences.push(Owned {
+            parent: None,
+            tokens,
+            targets,
+        });
         owners.push(index);
     }
     (sequences, owners)
@@ -94,7 +126,11 @@ fn close(a: &[f32], b: &[f32], tolerance: f32) -> Result<(), String> {
             return Err(format!("at {i}: {x} and {y} (largest {scale})"));
         }
     }
-    if a.len() == b.len() { Ok(()) } else { Err(format!("{} and {} values", a.len(), b.len())) }
+    if a.len() == b.len() {
+        Ok(())
+    } else {
+        Err(format!("{} and {} values", a.len(), b.len()))
+    }
 }
 
 proptest! {
@@ -123,25 +159,56 @@ proptest! {
 #[test]
 fn gradients_equal_finite_differences() {
     let forest = [
-        Owned { parent: None, tokens: vec![1, 5, 7, 2], targets: vec![2] },
-        Owned { parent: Some(0), tokens: vec![3, 9, 11], targets: vec![0, 2] },
-        Owned { parent: Some(1), tokens: vec![4, 4], targets: vec![0, 1] },
-        Owned { parent: Some(0), tokens: vec![8, 20, 3], targets: vec![0, 1] },
+        Owned {
+            parent: None,
+            tokens: vec![1, 5, 7, 2],
+            targets: vec![2],
+        },
+        Owned {
+            parent: Some(0),
+            tokens: vec![3, 9, 11],
+            targets: vec![0, 2],
+        },
+        Owned {
+            parent: Some(1),
+            tokens: vec![4, 4],
+            targets: vec![0, 1],
+        },
+        Owned {
+            parent: Some(0),
+            tokens: vec![8, 20, 3],
+            targets: vec![0, 1],
+        },
     ];
     for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
         let mut weights = weights(family, 5);
-        let settings = Settings { threads: 1, block_tokens_max: 6, temperature: 1.0 };
+        let settings = Settings {
+            threads: 1,
+            block_tokens_max: 6,
+            temperature: 1.0,
+        };
         let weigh = |segment: usize, index: usize| 0.3 + 0.2 * segment as f32 - 0.25 * index as f32;
         let loss = |segment: usize, index: usize, _: f32| weigh(segment, index);
-        let gradient = run(&weights, &borrow(&forest), Some(&loss), settings).unwrap().gradient;
+        let gradient = run(&weights, &borrow(&forest), Some(&loss), settings)
+            .unwrap()
+            .gradient;
         let value = |weights: &Weights| -> f64 {
             let outcome = run(weights, &borrow(&forest), None, settings).unwrap();
             let each = outcome.logprobs.iter().enumerate();
-            each.flat_map(|(s, row)| row.iter().enumerate().map(move |(i, l)| f64::from(weigh(s, i) * l))).sum()
+            each.flat_map(|(s, row)| {
+                row.iter()
+                    .enumerate()
+                    .map(move |(i, l)| f64::from(weigh(s, i) * l))
+            })
+            .sum()
         };
         for tensor in weights.layout.tensors.clone() {
             // The largest entry of each tensor's gradient: the difference must not drown in rounding.
-            let at = tensor.range.clone().max_by(|a, b| gradient[*a].abs().total_cmp(&gradient[*b].abs())).unwrap();
+            let at = tensor
+                .range
+                .clone()
+                .max_by(|a, b| gradient[*a].abs().total_cmp(&gradient[*b].abs()))
+                .unwrap();
             let (kept, step) = (weights.data[at], 5e-4);
             weights.data[at] = kept + step;
             let above = value(&weights);
@@ -150,7 +217,12 @@ fn gradients_equal_finite_differences() {
             weights.data[at] = kept;
             let numeric = (above - below) / (2.0 * f64::from(step));
             let error = (numeric - f64::from(gradient[at])).abs() / numeric.abs().max(5e-2);
-            assert!(error < 2e-2, "{family:?} {}: {} and {numeric}", tensor.name, gradient[at]);
+            assert!(
+                error < 2e-2,
+                "{family:?} {}: {} and {numeric}",
+                tensor.name,
+                gradient[at]
+            );
         }
     }
 }
@@ -165,7 +237,8 @@ fn floats(value: &Value) -> Vec<f32> {
 /// `../shared/vectors/tiny_llama.json`: forward and gradients made by the field's standard library.
 #[test]
 fn equals_the_reference() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/vectors/tiny_llama.json");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../../shared/vectors/tiny_llama.json");
     let Ok(text) = std::fs::read_to_string(&path) else {
         println!("skipped: {} is not there", path.display());
         return;
@@ -173,7 +246,10 @@ fn equals_the_reference() {
     let file: Value = serde_json::from_str(&text).unwrap();
     let mut config = file["config"].clone();
     config["model_type"] = "llama".into();
-    let config: Config = serde_json::from_value::<Config>(config).unwrap().validated().unwrap();
+    let config: Config = serde_json::from_value::<Config>(config)
+        .unwrap()
+        .validated()
+        .unwrap();
     let mut weights = Weights::random(config, 0);
     for tensor in weights.layout.tensors.clone() {
         weights.data[tensor.range].copy_from_slice(&floats(&file["weights"][&tensor.name]));
@@ -195,15 +271,28 @@ fn clipped(weights: &Weights, params: &Value) -> (f64, Outcome) {
     let mask: Vec<Vec<f32>> = serde_json::from_value(params["response_mask"].clone()).unwrap();
     let old: Vec<Vec<f32>> = serde_json::from_value(params["old_log_prob"].clone()).unwrap();
     let advantages = floats(&params["advantages"]);
-    let (low, high) = (params["clip_low"].as_f64().unwrap() as f32, params["clip_high"].as_f64().unwrap() as f32);
+    let (low, high) = (
+        params["clip_low"].as_f64().unwrap() as f32,
+        params["clip_high"].as_f64().unwrap() as f32,
+    );
     let targets: Vec<u32> = (1..rows[0].len() as u32).collect();
-    let segments: Vec<Segment<'_>> =
-        rows.iter().map(|tokens| Segment { parent: None, tokens, targets: &targets }).collect();
+    let segments: Vec<Segment<'_>> = rows
+        .iter()
+        .map(|tokens| Segment {
+            parent: None,
+            tokens,
+            targets: &targets,
+        })
+        .collect();
     let count: f32 = mask.iter().flatten().sum();
     let token = |row: usize, i: usize, logprob: f32| -> (f32, f32) {
         let (a, ratio) = (advantages[row], (logprob - old[row][i]).exp());
         let (free, bound) = (-a * ratio, -a * ratio.clamp(1.0 - low, 1.0 + high));
-        if free >= bound { (free, free) } else { (bound, 0.0) }
+        if free >= bound {
+            (free, free)
+        } else {
+            (bound, 0.0)
+        }
     };
     let loss = |row: usize, i: usize, logprob: f32| token(row, i, logprob).1 * mask[row][i] / count;
     let outcome = run(weights, &segments, Some(&loss), Settings::default()).unwrap();
@@ -219,13 +308,31 @@ fn clipped(weights: &Weights, params: &Value) -> (f64, Outcome) {
 fn forward_backward(weights: &Weights, case: &Value) {
     let (params, expect) = (&case["params"], &case["expect"]);
     let (loss, outcome) = clipped(weights, params);
-    assert_eq!(close(&outcome.logprobs.concat(), &floats(&expect["logprob"]), 1e-5), Ok(()));
-    assert!((loss - expect["loss"].as_f64().unwrap()).abs() < 1e-5, "loss {loss}");
+    assert_eq!(
+        close(
+            &outcome.logprobs.concat(),
+            &floats(&expect["logprob"]),
+            1e-5
+        ),
+        Ok(())
+    );
+    assert!(
+        (loss - expect["loss"].as_f64().unwrap()).abs() < 1e-5,
+        "loss {loss}"
+    );
     let norm = crate::adamw::norm(&outcome.gradient);
-    assert!((norm / expect["grad_norm"].as_f64().unwrap() - 1.0).abs() < 1e-5, "gradient norm {norm}");
+    assert!(
+        (norm / expect["grad_norm"].as_f64().unwrap() - 1.0).abs() < 1e-5,
+        "gradient norm {norm}"
+    );
     for tensor in &weights.layout.tensors {
         let wanted = floats(&expect["grads"][&tensor.name]);
-        assert_eq!(close(&outcome.gradient[tensor.range.clone()], &wanted, 1e-5), Ok(()), "{}", tensor.name);
+        assert_eq!(
+            close(&outcome.gradient[tensor.range.clone()], &wanted, 1e-5),
+            Ok(()),
+            "{}",
+            tensor.name
+        );
     }
 }
 
@@ -247,16 +354,41 @@ fn adamw_steps(mut weights: Weights, data: &Value, case: &Value) {
     let mut optimiser = crate::adamw::AdamW::new(settings, weights.len());
     for step in expect["steps"].as_array().unwrap() {
         let (loss, outcome) = clipped(&weights, &data["params"]);
-        assert!((loss - step["loss"].as_f64().unwrap()).abs() < 2e-5, "loss {loss}, {step}");
+        assert!(
+            (loss - step["loss"].as_f64().unwrap()).abs() < 2e-5,
+            "loss {loss}, {step}"
+        );
         let norm = optimiser.step(&mut weights, &outcome.gradient, number("lr"));
-        assert!((norm / step["grad_norm_before_clip"].as_f64().unwrap() - 1.0).abs() < 1e-4, "norm {norm}, {step}");
+        assert!(
+            (norm / step["grad_norm_before_clip"].as_f64().unwrap() - 1.0).abs() < 1e-4,
+            "norm {norm}, {step}"
+        );
     }
     let at = |name: &str| {
-        let tensor = weights.layout.tensors.iter().find(|tensor| tensor.name == name).unwrap();
+        let tensor = weights
+            .layout
+            .tensors
+            .iter()
+            .find(|tensor| tensor.name == name)
+            .unwrap();
         &weights.data[tensor.range.clone()]
     };
-    assert_eq!(close(at("model.norm.weight"), &floats(&expect["final_norm_weight"]), 1e-5), Ok(()));
-    assert_eq!(close(&at("model.embed_tokens.weight")[..16], &floats(&expect["embed_row_0"]), 1e-4), Ok(()));
+    assert_eq!(
+        close(
+            at("model.norm.weight"),
+            &floats(&expect["final_norm_weight"]),
+            1e-5
+        ),
+        Ok(())
+    );
+    assert_eq!(
+        close(
+            &at("model.embed_tokens.weight")[..16],
+            &floats(&expect["embed_row_0"]),
+            1e-4
+        ),
+        Ok(())
+    );
     let query = at("model.layers.0.self_attn.q_proj.weight");
     assert_eq!(close(query, &floats(&expect["q_proj_0"]), 1e-4), Ok(()));
 }

@@ -94,6 +94,12 @@ impl Pattern {
         reached
     }
 
+    /// Whether `place` is in a turn of ours or right behind one.
+    pub(crate) fn in_turn_of_ours(&self, place: &Place) -> bool {
+        let open = |index: usize| matches!(self.segments.get(index), Some(Segment::Open(_)));
+        open(place.segment) || (place.byte == 0 && place.segment > 0 && open(place.segment - 1))
+    }
+
     /// Whether the open segment at `place` has its text chosen.
     fn has_chosen(&self, place: &Place) -> bool {
         let open = self.segments[..=place.segment]
@@ -264,7 +270,7 @@ fn exact(
     let Some(pattern) = pattern(inner, &rendered, &echoes) else {
         return Ok(None);
     };
-    let found = memory.longest(&pattern);
+    let found = memory.longest(&pattern, &inner.stop_texts);
     let text = pattern.text(found.as_ref().map(|found| &found.place));
     let (parent, mut ids, from) = match found {
         Some(found) => (Some(found.call), found.ids, found.text_bytes),

@@ -61,7 +61,6 @@ mod strftime;
 pub mod template;
 pub mod tokens;
 
-
 use std::{path::Path, sync::Arc};
 
 pub use continuation::Prompt;

@@ -168,8 +168,9 @@ impl Memory {
     }
 
     /// The recorded call with the longest text that is a prefix of the pattern; of equal ones
-    /// the latest.
-    pub(crate) fn longest(&self, pattern: &Pattern) -> Option<Found> {
+    /// the latest. A reply that was cut must end in a turn of ours: it may by chance be the
+    /// beginning of somebody else's turn, whose ids must not be split there.
+    pub(crate) fn longest(&self, pattern: &Pattern, stop_texts: &[String]) -> Option<Found> {
         let mut best: Option<(usize, Place)> = None;
         let mut open: Vec<(usize, Place)> = self
             .roots
@@ -178,7 +179,11 @@ impl Memory {
             .collect();
         while let Some((index, place)) = open.pop() {
             let entry = &self.entries[index];
+            let ended = stop_texts.iter().any(|stop| entry.text.ends_with(stop));
             for place in pattern.advance(&place, &entry.text) {
+                if !ended && !pattern.in_turn_of_ours(&place) {
+                    continue;
+                }
                 let better = best.as_ref().is_none_or(|(other, _)| {
                     let other = &self.entries[*other];
                     (entry.text_bytes_total, entry.call) > (other.text_bytes_total, other.call)

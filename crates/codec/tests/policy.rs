@@ -54,12 +54,27 @@ fn pieces(text: &str) -> Vec<String> {
 fn words_are_whole_and_names_are_spelled() {
     assert_eq!(pieces("Rename the file"), ["Rename", " the", " file"]);
     assert_eq!(pieces(" zorb"), [" ", "z", "o", "r", "b"]);
-    assert_eq!(pieces("files12/a_b.txt"), ["files", "1", "2", "/", "a", "_", "b", ".", "txt"]);
+    assert_eq!(
+        pieces("files12/a_b.txt"),
+        ["files", "1", "2", "/", "a", "_", "b", ".", "txt"]
+    );
     // Listed words inside a name are not taken out of it: the name is one piece of the rule.
     assert_eq!(pieces("filelist").len(), 8);
     assert_eq!(
         pieces("{\"name\":\"bash\",\"arguments\":{\"command\":\"ls\"}}"),
-        ["{\"", "name", "\":\"", "bash", "\",\"", "arguments", "\":{\"", "command", "\":\"", "ls", "\"}}"]
+        [
+            "{\"",
+            "name",
+            "\":\"",
+            "bash",
+            "\",\"",
+            "arguments",
+            "\":{\"",
+            "command",
+            "\":\"",
+            "ls",
+            "\"}}"
+        ]
     );
     assert_eq!(pieces("a\\nfile\\\"b"), ["a", "\\n", "file", "\\\"", "b"]);
 }
@@ -95,13 +110,43 @@ fn a_conversation_reads_like_this() {
         }],
     };
     let prompt = codec().prompt(&conversation, &Default::default()).unwrap();
-    insta::assert_snapshot!(prompt.text, @"");
+    insta::assert_snapshot!(prompt.text, @r###"
+    <|im_start|>system
+    You are an agent.
+    Tools:
+    {"name":"bash","description":"Run a command.","parameters":{"type":"object","properties":{"command":{"type":"string"}}}}<|im_end|>
+    <|im_start|>user
+    List files.<|im_end|>
+    <|im_start|>assistant
+    I look.
+    <tool_call>
+    {"name":"bash","arguments":{"command":"ls -l \"a b\""}}
+    </tool_call><|im_end|>
+    <|im_start|>user
+    <tool_response>
+    a b
+    c
+    </tool_response>
+    <tool_response>
+    d
+    </tool_response><|im_end|>
+    <|im_start|>assistant
+    "###);
     assert_eq!(prompt.ids, codec().encode(&prompt.text).unwrap());
     assert_eq!(prompt.continuation.echoes_foreign, 1);
 }
 
+/// No file of old failures: the seed is printed with the failure.
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(config(400))]
 
     #[test]
     fn every_text_comes_back(text in prop_oneof![

@@ -1,0 +1,198 @@
+//! Verifying, the reference solution and the gates, on a provider without isolation.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests are not in a test function"
+)]
+
+mod fake;
+
+use std::{fs, path::Path};
+
+use fake::{FakeProvider, FakeSandbox};
+use record::Fault;
+use sandbox::Limits;
+use task::{Contract, Split, Step, Task, TaskFile, chores};
+use verify::{Gates, VerifyError, admit, apply_solution, prepare, spec, verify};
+
+/// A task of which only the verifier's script and contract matter.
+fn scored_by(script: &str, contract: Contract) -> Task {
+    let mut task = chores::generate(Split::Train, 1, 1).remove(0);
+    task.verifier.files = vec![TaskFile {
+        path: "check.sh".into(),
+        content: script.into(),
+        executable: false,
+    }];
+    task.verifier.contract = contract;
+    task
+}
+
+fn open(task: &Task) -> FakeSandbox {
+    FakeSandbox::new(&spec(task, "t".into(), Limits::default()))
+}
+
+#[tokio::test]
+async fn one_chore_of_each_family_passes_the_gates() {
+    for task in chores::generate(Split::HeldOut, 11, 26) {
+        let gates = admit(&task, &FakeProvider).await.unwrap();
+        assert!(gates.admitted(), "{}: {:?}", task.id, gates.objections());
+        assert!(gates.solution_present());
+    }
+}
+
+#[tokio::test]
+async fn a_verdict_carries_score_criteria_and_evidence() {
+    let script = "echo '{\"a\": 1, \"b\": 0}'\necho why >&2\necho 0.5\n";
+    let task = scored_by(script, Contract::LastLine);
+    let verdict = verify(&task, &open(&task)).await.unwrap();
+    assert_eq!(verdict.reward, 0.5);
+    assert_eq!(verdict.scores["a"], 1.0);
+    assert_eq!(verdict.evidence, "{\"a\": 1, \"b\": 0}\n0.5\nstderr:\nwhy");
+
+    let task = scored_by("seq 9999\necho 1\n", Contract::LastLine);
+    let verdict = verify(&task, &open(&task)).await.unwrap();
+    assert_eq!(verdict.reward, 1.0);
+    assert!(verdict.evidence.len() <= verify::EVIDENCE_BYTES_MAX);
+    assert!(verdict.evidence.starts_with("1\n2\n") && verdict.evidence.ends_with("9999\n1"));
+}
+
+#[tokio::test]
+async fn what_the_agent_left_at_the_verifiers_place_is_removed() {
+    let task = scored_by(
+        "[ -e .verify/extra ] && echo 1 || echo 0\n",
+        Contract::LastLine,
+    );
+    // A folder with a file in it.
+    let sandbox = open(&task);
+    let place = sandbox.real(&task.workspace.join(".verify"));
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("extra"), "").unwrap();
+    assert_eq!(verify(&task, &sandbox).await.unwrap().reward, 0.0);
+    // A link to a folder: the folder itself must survive.
+    let sandbox = open(&task);
+    let other = sandbox.real(Path::new("/other"));
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("extra"), "").unwrap();
+    std::os::unix::fs::symlink(&other, sandbox.real(&task.workspace.join(".verify"))).unwrap();
+    assert_eq!(verify(&task, &sandbox).await.unwrap().reward, 0.0);
+    assert_eq!(fs::read_dir(other).unwrap().count(), 1);
+    // A plain file.
+    let sandbox = open(&task);
+    fs::write(sandbox.real(&task.workspace.join(".verify")), "").unwrap();
+    assert_eq!(verify(&task, &sandbox).await.unwrap().reward, 0.0);
+}
+
+#[tokio::test]
+async fn faults_are_not_scores() {
+    let fault = async |mut task: Task, change: fn(&mut Task)| {
+        change(&mut task);
+        verify(&task, &open(&task)).await.unwrap_err()
+    };
+    let strict = |script| scored_by(script, Contract::LastLine);
+    let lenient = |script| scored_by(script, Contract::LastLineOrZero);
+
+    let error = fault(strict("echo 0.5; exit 3"), |_| ()).await;
+    assert!(matches!(error, VerifyError::Contract { .. }) && !error.retryable());
+    assert_eq!(error.fault(), Fault::VerifierFailed);
+    let error = fault(lenient("exec no-such-program"), |_| ()).await;
+    assert!(
+        matches!(error, VerifyError::MissingProgram { .. }),
+        "{error}"
+    );
+    let no_program = |task: &mut Task| task.verifier.argv[0] = "no-such-program".into();
+    let error = fault(lenient("echo 1"), no_program).await;
+    assert!(
+        matches!(error, VerifyError::MissingProgram { .. }),
+        "{error}"
+    );
+    let hurry = |task: &mut Task| task.verifier.timeout_s = 1;
+    let error = fault(lenient("exec tail -f /dev/null"), hurry).await;
+    assert!(matches!(error, VerifyError::TimedOut { .. }) && error.retryable());
+    let text = fault(strict("echo maybe"), |_| ()).await.to_string();
+    assert_eq!(
+        text,
+        "task chores-train-0000-folder: broken verifier: expected exit 0 and a number from 0 to 1 on the last line, found the last line \"maybe\"; output: maybe"
+    );
+
+    let task = lenient("echo 0.5; exit 3");
+    assert_eq!(verify(&task, &open(&task)).await.unwrap().reward, 0.0);
+}
+
+#[tokio::test]
+async fn arguments_may_name_the_workspace() {
+    let mut task = scored_by(
+        "cd \"$1\" && [ -e .verify/check.sh ] && echo 1\n",
+        Contract::LastLine,
+    );
+    task.verifier.argv = vec![
+        "sh".into(),
+        "{workspace}/.verify/check.sh".into(),
+        "{workspace}".into(),
+    ];
+    task.verifier.cwd = Some("/".into());
+    assert_eq!(verify(&task, &open(&task)).await.unwrap().reward, 1.0);
+}
+
+#[tokio::test]
+async fn a_failing_solution_is_named_with_its_step() {
+    let mut task = chores::generate(Split::Train, 1, 1).remove(0);
+    let mut failure = async |step: Step| {
+        task.solution = vec![Step::Bash("true".into()), step];
+        let sandbox = open(&task);
+        prepare(&task, &sandbox).await.unwrap();
+        match apply_solution(&task, &sandbox).await.unwrap_err() {
+            VerifyError::Solution {
+                step: 2, reason, ..
+            } => reason,
+            other => other.to_string(),
+        }
+    };
+    assert_eq!(
+        failure(Step::Bash("echo oh >&2; exit 4".into())).await,
+        "\"echo oh >&2; exit 4\": Code(4): oh"
+    );
+    assert!(failure(Step::Read("none".into())).await.contains("none"));
+    assert!(
+        failure(Step::Edit("none".into(), "a".into(), "b".into()))
+            .await
+            .contains("none")
+    );
+    task.solution.clear();
+    let error = apply_solution(&task, &open(&task)).await.unwrap_err();
+    assert!(matches!(error, VerifyError::NoSolution { .. }));
+}
+
+/// Three kinds of bad task, none admitted.
+#[tokio::test]
+async fn the_gates_stop_bad_tasks() {
+    let objections = async |script: &str| {
+        let task = scored_by(script, Contract::LastLine);
+        admit(&task, &FakeProvider)
+            .await
+            .unwrap()
+            .objections()
+            .join("; ")
+    };
+    assert_eq!(objections("echo 1").await, "doing nothing scores 1, not 0");
+    assert_eq!(
+        objections("echo 0").await,
+        "the solution scores [0.0, 0.0, 0.0], not 1"
+    );
+    // The second run on the same state gives another score.
+    let fickle =
+        "[ -e ran ] && { echo 0; exit; }; [ \"$(ls)\" ] && { touch ran; echo 1; exit; }; echo 0";
+    assert_eq!(
+        objections(fickle).await,
+        "the solution scores [1.0, 0.0, 0.0], not 1; 3 runs of the verifier do not agree"
+    );
+    let mut task = scored_by("echo 0", Contract::LastLine);
+    task.solution.clear();
+    let gates = admit(&task, &FakeProvider).await.unwrap();
+    let expected = Gates {
+        no_op: 0.0,
+        solution: Vec::new(),
+        deterministic: true,
+    };
+    assert_eq!(gates, expected);
+    assert_eq!(gates.objections(), ["there is no reference solution"]);
+}

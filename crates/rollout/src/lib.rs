@@ -1,1 +1,60 @@
-//! The state machine of one rollout and the pool that runs many.
+//! One rollout's state machine, and the pool that runs many.
+//!
+//! ```text
+//!  queue ─► create ─► harness ─► settle ─► verify ─► destroy ─► record
+//!           sandbox   exec with  calls at  verdict   always     disposition
+//!           + files   a limit    rest
+//! ```
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`job`] | what to run; groups and their names; names of attempts |
+//! | [`settings`] | every limit of a stage |
+//! | [`ports`] | what is needed of the gateway, the ledger and the verifier, as traits |
+//! | [`classify`] | evidence → disposition; pure |
+//! | [`runner`] | one job: attempts, stages, clean-up |
+//! | [`batch`] | many jobs: bounded, in order, resumable, cancellable |
+//! | [`event`] | what a progress display may know, and counters |
+//! | `wiring` | the ports over the real gateway, ledger and verifier |
+//!
+//! # Invariants
+//! - **I7** A fault is a [`record::Fault`] and never a number: a verdict is recorded only with `Train` or
+//!   `Truncate`. A harness's exit code is recorded and never trusted as success.
+//! - **I8** Every sandbox is destroyed before its rollout is recorded as ended; when a future of
+//!   this crate is dropped, its sandboxes are dropped with it, which destroys them. No task is
+//!   detached: everything runs inside the caller's future.
+//! - **I9** A rollout is recorded without a disposition before its sandbox is made, and with exactly
+//!   one when it ended. Attempts are rollouts of their own: `ID`, `ID.r1`, `ID.r2` … An attempt is
+//!   superseded when it ended as `Retry` (its sandbox could not be made) or as `Discard`
+//!   because it was interrupted; the last attempt is the job's result. Calls of different attempts
+//!   therefore never mix, and a resumed run continues with the first attempt that is not recorded.
+//! - Blame goes to the first boundary that was crossed: sandbox, then engine and gateway, then
+//!   harness, then verifier.
+//!
+//! # Limits (I10)
+//! | limit | default | at the limit |
+//! |---|---|---|
+//! | `create_s` | 60 | one more attempt, then `discard` / `sandbox_start` |
+//! | `harness_s` | 600 | `truncate` / `harness_timeout`, with the verified reward |
+//! | `startup_s` of the profile without a call | 120 | `discard` / `no_calls` |
+//! | `settle_s` | 30 | `discard` / `not_settled` |
+//! | `verify_s` | 120 | `discard` / `verifier_failed` |
+//! | `destroy_s` | 30 | a warning; dropping the sandbox goes on with it |
+//! | `calls_max` | 100 | the gateway refuses more; `truncate` / `calls_limit` |
+//! | attempts of one job | [`job::ATTEMPTS_MAX`] | the last one is the result |
+//! | concurrency | the caller's | jobs wait, in order |
+
+pub mod batch;
+pub mod classify;
+pub mod event;
+pub mod job;
+pub mod ports;
+pub mod runner;
+pub mod settings;
+
+pub use batch::{BatchError, BatchResult};
+pub use event::{Counts, Event};
+pub use job::{GroupPlan, Job, plan_group};
+pub use ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store};
+pub use runner::Runner;
+pub use settings::{Settings, Stages};

@@ -1,0 +1,463 @@
+//! One job: attempts, stages, clean-up.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use harness::LaunchContext;
+use record::{Disposition, Fault, Lineage, Rollout, RolloutId, RolloutSpec, StageSeconds, Verdict};
+use sandbox::{Exec, File, Limits, Output, Provider, Sandbox, SandboxError, Spec};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    classify::{self, Broken, HarnessEnd},
+    job::{self, ATTEMPTS_MAX, Job},
+    ports::{Capture, Judge, JudgeError, OpenSession, Session, Store},
+    settings::Settings,
+};
+
+/// How long a sandbox may stay silent after the limit of a process it runs.
+const ANSWER_GRACE: Duration = Duration::from_secs(10);
+
+/// Bytes of the harness's output that the record keeps.
+const TAIL_BYTES: usize = 2048;
+
+/// Runs rollouts. Cheap to clone; all clones share provider, gateway, ledger and verifier.
+#[derive(Debug, Clone)]
+pub struct Runner {
+    /// Makes sandboxes.
+    pub provider: Arc<dyn Provider>,
+    /// The gateway.
+    pub capture: Arc<dyn Capture>,
+    /// The ledger.
+    pub store: Arc<dyn Store>,
+    /// The verifier.
+    pub judge: Arc<dyn Judge>,
+    /// Limits and shared facts.
+    pub settings: Arc<Settings>,
+}
+
+/// Told about the start and the end of each attempt: `(attempt number, rollout, superseded)`.
+/// The disposition is `None` at the start.
+pub(crate) type Watch<'a> = &'a (dyn Fn(u32, &Rollout, bool) + Send + Sync);
+
+/// Where a job stands according to the ledger.
+#[derive(Debug)]
+pub(crate) enum Standing {
+    /// It has a result.
+    Finished(Box<Rollout>),
+    /// This attempt is next.
+    Next(u32),
+}
+
+impl Runner {
+    /// Runs one job to its result: one attempt, and one more when the sandbox could not be made.
+    /// Cancelling the token ends it quickly as `Discard` / `Interrupted`. Never fails: every
+    /// fault is in the result's disposition. The ledger is not asked for an earlier result.
+    pub async fn run(&self, job: &Job, cancel: &CancellationToken) -> Rollout {
+        self.run_from(job, 0, cancel, 0.0, &|_, _, _| {}).await
+    }
+
+    /// Runs a job from an attempt on.
+    pub(crate) async fn run_from(
+        &self,
+        job: &Job,
+        first: u32,
+        cancel: &CancellationToken,
+        queue_s: f64,
+        watch: Watch<'_>,
+    ) -> Rollout {
+        let mut number = first;
+        loop {
+            let spec = job::attempt(&job.spec, number).unwrap_or_else(|_| job.spec.clone());
+            let may_retry = number - first < self.settings.sandbox_retries
+                && number + 1 < ATTEMPTS_MAX
+                && job::attempt(&job.spec, number + 1).is_ok();
+            let mut rollout = self.begin(job, spec);
+            rollout.seconds.queue = queue_s;
+            watch(number, &rollout, false);
+            let (disposition, again) = self.attempt(job, &mut rollout, cancel).await;
+            let (disposition, superseded) = match disposition {
+                Disposition::Discard { fault, reason } if again && may_retry => {
+                    (Disposition::Retry { fault, reason }, true)
+                }
+                disposition => (disposition, false),
+            };
+            rollout.finished_ms = Some(now_ms());
+            rollout.disposition = Some(disposition);
+            if let Err(reason) = self.store.put(rollout.clone()).await {
+                tracing::error!(rollout = %rollout.spec.id, %reason, "the end of a rollout could not be recorded");
+                rollout.verdict = None;
+                rollout.disposition = Some(Disposition::Discard {
+                    fault: Fault::GatewayFailed,
+                    reason: format!("its end could not be recorded: {reason}"),
+                });
+                watch(number, &rollout, false);
+                return rollout;
+            }
+            watch(number, &rollout, superseded);
+            if !superseded {
+                return rollout;
+            }
+            number += 1;
+        }
+    }
+
+    /// Asks the ledger where a job stands. Attempts that it has as running are of a process that is
+    /// gone: they are recorded as interrupted.
+    ///
+    /// # Errors
+    /// What the ledger said.
+    pub(crate) async fn standing(&self, job: &Job) -> Result<Standing, String> {
+        let mut last = None;
+        for number in 0..ATTEMPTS_MAX {
+            let Ok(spec) = job::attempt(&job.spec, number) else {
+                break;
+            };
+            let Some(mut rollout) = self.store.get(&spec.id).await? else {
+                return Ok(Standing::Next(number));
+            };
+            match &rollout.disposition {
+                None => {
+                    rollout.finished_ms = Some(now_ms());
+                    rollout.verdict = None;
+                    rollout.disposition = Some(Disposition::Discard {
+                        fault: Fault::Interrupted,
+                        reason: "the process that ran it ended before it did".into(),
+                    });
+                    self.store.put(rollout.clone()).await?;
+                }
+                Some(
+                    Disposition::Retry { .. }
+                    | Disposition::Discard {
+                        fault: Fault::Interrupted,
+                        ..
+                    },
+                ) => {}
+                Some(_) => return Ok(Standing::Finished(Box::new(rollout))),
+            }
+            last = Some(rollout);
+        }
+        match last {
+            Some(rollout) => Ok(Standing::Finished(Box::new(rollout))),
+            None => Ok(Standing::Next(0)),
+        }
+    }
+
+    fn begin(&self, job: &Job, spec: RolloutSpec) -> Rollout {
+        Rollout {
+            spec,
+            lineage: Lineage {
+                espalier: self.settings.espalier.clone(),
+                harness_version: job.installed.version(),
+                task_digest: job.task.digest.clone(),
+                codec_digest: self.settings.codec_digest.clone(),
+                policy: self.capture.policy(),
+            },
+            started_ms: now_ms(),
+            finished_ms: None,
+            harness_exit: None,
+            harness_tail: String::new(),
+            calls: 0,
+            seconds: StageSeconds::default(),
+            verdict: None,
+            disposition: None,
+        }
+    }
+
+    /// One attempt, from its first record to the end of its sandbox; and whether a fresh sandbox
+    /// may help.
+    async fn attempt(
+        &self,
+        job: &Job,
+        rollout: &mut Rollout,
+        cancel: &CancellationToken,
+    ) -> (Disposition, bool) {
+        // Kept outside of the stages, so that it is destroyed properly also when they are dropped.
+        let mut place = Place::default();
+        let id = rollout.spec.id.clone();
+        let open = Open {
+            capture: self.capture.as_ref(),
+            id: &id,
+        };
+        let outcome = tokio::select! {
+            biased;
+            () = cancel.cancelled() => Err((
+                Fault::Interrupted,
+                "the run was stopped".to_owned(),
+            )),
+            outcome = self.stages(job, rollout, &mut place) => outcome,
+        };
+        if let Some(captured) = self.capture.status(&id) {
+            rollout.calls = rollout.calls.max(captured.calls);
+        }
+        drop(open);
+        if let Some(sandbox) = place.sandbox {
+            let started = Instant::now();
+            let limit = Duration::from_secs(self.settings.stages.destroy_s);
+            if timeout(limit, sandbox.destroy()).await.is_err() {
+                tracing::warn!(rollout = %id, limit_s = limit.as_secs(), "destroying the sandbox takes too long; it goes on without us");
+            }
+            rollout.seconds.destroy = started.elapsed().as_secs_f64();
+        }
+        match outcome {
+            Ok((verdict, disposition)) => {
+                rollout.verdict = Some(verdict);
+                (disposition, false)
+            }
+            Err((fault, reason)) => {
+                let again = fault == Fault::SandboxStart && !place.hopeless;
+                (Disposition::Discard { fault, reason }, again)
+            }
+        }
+    }
+
+    /// All stages but the last.
+    async fn stages(
+        &self,
+        job: &Job,
+        rollout: &mut Rollout,
+        place: &mut Place,
+    ) -> Result<(Verdict, Disposition), Broken> {
+        let stages = &self.settings.stages;
+        let id = rollout.spec.id.clone();
+        self.store
+            .put(rollout.clone())
+            .await
+            .map_err(|reason| (Fault::GatewayFailed, reason))?;
+
+        let mut sampling = job.sampling.clone();
+        sampling.seed = rollout.spec.seed;
+        let session = self
+            .capture
+            .open(OpenSession {
+                spec: rollout.spec.clone(),
+                sampling,
+                sampling_fixed: self.settings.sampling_fixed,
+                calls_max: self.settings.calls_max,
+            })
+            .await
+            .map_err(|reason| (Fault::GatewayFailed, reason))?;
+
+        let started = Instant::now();
+        let created = self.create(job, &id, &session, place).await;
+        rollout.seconds.create = started.elapsed().as_secs_f64();
+        let exec = created?;
+        let sandbox = place.sandbox.as_deref().ok_or_else(|| {
+            (
+                Fault::SandboxStart,
+                "the provider made no sandbox".to_owned(),
+            )
+        })?;
+
+        let started = Instant::now();
+        let startup = Duration::from_secs(job.installed.profile.startup_s);
+        let (end, output) = self.harness(sandbox, exec, startup, &id).await;
+        rollout.seconds.harness = started.elapsed().as_secs_f64();
+        if let Some(output) = &output {
+            rollout.harness_tail = tail(output, &session.key);
+            if let sandbox::Exit::Code(code) = output.exit {
+                rollout.harness_exit = Some(code);
+            }
+        }
+
+        let started = Instant::now();
+        let limit = Duration::from_secs(stages.settle_s);
+        let settle = self.capture.settle(&id, stages.settle_quiet(), limit);
+        // The gateway keeps its own limit; a second one guards against the gateway.
+        let captured = match timeout(limit + ANSWER_GRACE, settle).await {
+            Ok(captured) => captured,
+            Err(_) => Err(format!(
+                "the gateway did not settle within {} s",
+                (limit + ANSWER_GRACE).as_secs()
+            )),
+        };
+        // From here on the key opens nothing: neither for leftovers of the harness nor for the
+        // verifier.
+        self.capture.close(&id);
+        rollout.seconds.settle = started.elapsed().as_secs_f64();
+        if let Ok(captured) = &captured {
+            rollout.calls = captured.calls;
+        }
+        let habits = &job.installed.profile.habits;
+        let budget = classify::after_harness(&end, &captured, habits, &rollout.harness_tail)?;
+
+        let started = Instant::now();
+        let limit = Duration::from_secs(stages.verify_s);
+        let verdict = match timeout(limit, self.judge.verify(&job.task, sandbox)).await {
+            Ok(verdict) => verdict,
+            Err(_) => Err(JudgeError::Failed(format!(
+                "no verdict after {} s (stages.verify_s)",
+                stages.verify_s
+            ))),
+        };
+        rollout.seconds.verify = started.elapsed().as_secs_f64();
+        let verdict = verdict.map_err(classify::no_verdict)?;
+        if !(0.0..=1.0).contains(&verdict.reward) {
+            return Err((
+                Fault::VerifierFailed,
+                format!("reward {} is not between 0 and 1", verdict.reward),
+            ));
+        }
+        Ok((verdict, classify::with_verdict(budget)))
+    }
+
+    /// Makes the sandbox with all files in it, and says what to run.
+    async fn create(
+        &self,
+        job: &Job,
+        id: &RolloutId,
+        session: &Session,
+        place: &mut Place,
+    ) -> Result<Exec, Broken> {
+        let settings = &self.settings;
+        let stages = &settings.stages;
+        let launch = job
+            .installed
+            .launch(&LaunchContext {
+                instruction: job.task.instruction.clone(),
+                base_url: format!("http://127.0.0.1:{}{}", settings.gateway_port, session.path),
+                api_key: session.key.clone(),
+                model: settings.model.clone(),
+                workspace: job.task.workspace.clone(),
+                home: job.task.home.clone(),
+                context_tokens: settings.context_tokens,
+                reply_tokens_max: settings.reply_tokens_max,
+                timeout: stages.harness(),
+            })
+            .map_err(|error| (Fault::HarnessCrashed, error.to_string()))?;
+        let mut files: Vec<File> = job
+            .task
+            .files
+            .iter()
+            .map(|file| File {
+                path: job.task.workspace.join(&file.path),
+                content: file.content.clone(),
+                mode: if file.executable { 0o755 } else { 0o644 },
+            })
+            .collect();
+        files.extend(launch.files);
+        let spec = Spec {
+            name: id.to_string(),
+            limits: Limits {
+                deadline_s: settings.limits.deadline_s.max(stages.deadline_s()),
+                ..settings.limits.clone()
+            },
+            mounts: launch.mounts,
+            workspace: job.task.workspace.clone(),
+            home: job.task.home.clone(),
+            env: std::collections::BTreeMap::new(),
+            gateway_socket: Some(settings.gateway_socket.clone()),
+            gateway_port: settings.gateway_port,
+        };
+        let make = async {
+            let sandbox = self.provider.create(spec).await.inspect_err(|error| {
+                place.hopeless = matches!(error, SandboxError::Unsupported { .. });
+            })?;
+            let sandbox = place.sandbox.insert(sandbox);
+            sandbox.upload(files).await
+        };
+        match timeout(Duration::from_secs(stages.create_s), make).await {
+            Ok(Ok(())) => Ok(launch.exec),
+            Ok(Err(error)) => Err((Fault::SandboxStart, error.to_string())),
+            Err(_) => Err((
+                Fault::SandboxStart,
+                format!("not ready after {} s (stages.create_s)", stages.create_s),
+            )),
+        }
+    }
+
+    /// Runs the harness to its end.
+    async fn harness(
+        &self,
+        sandbox: &dyn Sandbox,
+        exec: Exec,
+        startup: Duration,
+        id: &RolloutId,
+    ) -> (HarnessEnd, Option<Output>) {
+        let limit = exec.timeout + ANSWER_GRACE;
+        let run = timeout(limit, sandbox.exec(exec));
+        tokio::pin!(run);
+        let silent = async {
+            tokio::time::sleep(startup).await;
+            let captured = self.capture.status(id).unwrap_or_default();
+            captured.calls == 0 && captured.in_flight == 0 && captured.refused == 0
+        };
+        let ended = tokio::select! {
+            biased;
+            ended = &mut run => ended,
+            true = silent => {
+                return (HarnessEnd::Silent { startup_s: startup.as_secs() }, None);
+            }
+        };
+        match ended {
+            Ok(Ok(output)) => (
+                HarnessEnd::Exit {
+                    exit: output.exit,
+                    out_of_memory: output.out_of_memory,
+                },
+                Some(output),
+            ),
+            Ok(Err(error)) => (HarnessEnd::Failed(error), None),
+            Err(_) => (
+                HarnessEnd::Hung {
+                    seconds: limit.as_secs(),
+                },
+                None,
+            ),
+        }
+    }
+}
+
+/// The sandbox of an attempt, and whether there can be none on this machine.
+#[derive(Default)]
+struct Place {
+    sandbox: Option<Box<dyn Sandbox>>,
+    hopeless: bool,
+}
+
+/// Closes a session when dropped, so that no abandoned rollout can go on making calls.
+struct Open<'a> {
+    capture: &'a dyn Capture,
+    id: &'a RolloutId,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.capture.close(self.id);
+    }
+}
+
+/// The end of what a harness printed, without its key.
+fn tail(output: &Output, key: &str) -> String {
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let half = TAIL_BYTES / 2;
+    let mut text = classify::last_bytes(
+        stdout.trim_end(),
+        half.max(TAIL_BYTES.saturating_sub(stderr.len())),
+    )
+    .to_owned();
+    let errors = classify::last_bytes(stderr.trim_end(), half);
+    if !errors.is_empty() {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(errors);
+    }
+    if key.is_empty() {
+        text
+    } else {
+        text.replace(key, "<key>")
+    }
+}
+
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .ok()
+        .and_then(|elapsed| u64::try_from(elapsed.as_millis()).ok())
+        .unwrap_or_default()
+}

@@ -1,0 +1,155 @@
+//! Why a request is refused. Each cause has a name (metrics, logs), a status and a sentence.
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use wire::ErrorKind;
+
+use crate::reply::ReplyBody;
+
+/// Why a request got no answer of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// No key, an unknown one, or two different ones.
+    Unauthorized,
+    /// No such path.
+    NotFound,
+    /// The body is not JSON.
+    NotJson,
+    /// The body is JSON, but no request that can be served.
+    BadRequest,
+    /// The prompt does not fit.
+    TooLong,
+    /// Over `body_bytes_max`.
+    BodyTooLarge,
+    /// The body did not arrive in time or broke off.
+    BodyIncomplete,
+    /// Over `bodies_bytes_max`.
+    BodiesFull,
+    /// The rollout is settled or closed.
+    Settled,
+    /// Over the rollout's `calls_max`.
+    CallsMax,
+    /// Over `calls_in_flight_max`.
+    InFlightMax,
+    /// The engine's queue is full.
+    EngineBusy,
+    /// The engine failed.
+    EngineFailed,
+    /// Paused for longer than `pause_timeout_s`.
+    Paused,
+    /// The ledger cannot save.
+    LedgerFailed,
+    /// The gateway is going down.
+    ShuttingDown,
+}
+
+impl Cause {
+    /// Every cause, for the counters.
+    pub const ALL: [Self; 16] = [
+        Self::Unauthorized,
+        Self::NotFound,
+        Self::NotJson,
+        Self::BadRequest,
+        Self::TooLong,
+        Self::BodyTooLarge,
+        Self::BodyIncomplete,
+        Self::BodiesFull,
+        Self::Settled,
+        Self::CallsMax,
+        Self::InFlightMax,
+        Self::EngineBusy,
+        Self::EngineFailed,
+        Self::Paused,
+        Self::LedgerFailed,
+        Self::ShuttingDown,
+    ];
+
+    /// The word used in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unauthorized => "unauthorized",
+            Self::NotFound => "not_found",
+            Self::NotJson => "not_json",
+            Self::BadRequest => "bad_request",
+            Self::TooLong => "too_long",
+            Self::BodyTooLarge => "body_too_large",
+            Self::BodyIncomplete => "body_incomplete",
+            Self::BodiesFull => "bodies_full",
+            Self::Settled => "settled",
+            Self::CallsMax => "calls_max",
+            Self::InFlightMax => "in_flight_max",
+            Self::EngineBusy => "engine_busy",
+            Self::EngineFailed => "engine_failed",
+            Self::Paused => "paused",
+            Self::LedgerFailed => "ledger_failed",
+            Self::ShuttingDown => "shutting_down",
+        }
+    }
+
+    /// What a dialect makes of it. `CallsMax` is a 400, because that is final for nearly every
+    /// client while a 429 is retried for minutes; engine failures are 503, which all retry.
+    #[must_use]
+    pub fn kind(self) -> ErrorKind {
+        match self {
+            Self::Unauthorized => ErrorKind::Unauthorized,
+            Self::NotFound => ErrorKind::NotFound,
+            Self::NotJson | Self::BadRequest | Self::BodyIncomplete | Self::CallsMax => {
+                ErrorKind::InvalidRequest
+            }
+            Self::TooLong => ErrorKind::TooLong,
+            Self::BodyTooLarge => ErrorKind::TooLarge,
+            Self::Settled => ErrorKind::Settled,
+            Self::InFlightMax | Self::EngineBusy => ErrorKind::RateLimit { retry_after_s: 1 },
+            Self::BodiesFull
+            | Self::EngineFailed
+            | Self::Paused
+            | Self::LedgerFailed
+            | Self::ShuttingDown => ErrorKind::Overloaded,
+        }
+    }
+}
+
+/// A refusal with the sentence that the client sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) cause: Cause,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(cause: Cause, message: impl Into<String>) -> Self {
+        Self {
+            cause,
+            message: message.into(),
+        }
+    }
+
+    /// As a response in the shape of Chat Completions.
+    pub(crate) fn response(&self) -> Response<ReplyBody> {
+        let kind = self.cause.kind();
+        let (status, mut body) = wire::chat::error_body(&kind, &self.message);
+        if self.cause == Cause::CallsMax
+            && let Some(code) = body.pointer_mut("/error/code")
+        {
+            *code = self.cause.name().into();
+        }
+        let mut response = Response::new(ReplyBody::text(Bytes::from(body.to_string())));
+        *response.status_mut() =
+            StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            header::HeaderValue::from_static("application/json"),
+        );
+        if let Some(seconds) = kind.retry_after_s() {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+
+    /// As the last event of a stream that has begun.
+    pub(crate) fn event(&self) -> Bytes {
+        Bytes::from(wire::chat::error_event(&self.cause.kind(), &self.message))
+    }
+}

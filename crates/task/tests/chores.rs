@@ -14,12 +14,30 @@ use std::{
     time::Instant,
 };
 
-use runner::{play, put, score};
+use runner::{put, score};
 use task::{
     Split, Step, Task,
     chores::{self, split_of},
     load,
 };
+
+fn play(folder: &Path, step: &Step) -> String {
+    match step {
+        Step::Bash(command) => runner::shell(folder, command),
+        Step::Read(path) => std::fs::read_to_string(folder.join(path)).unwrap(),
+        Step::Write(path, text) => {
+            std::fs::write(folder.join(path), text).unwrap();
+            String::new()
+        }
+        Step::Edit(path, old, new) => {
+            let text = std::fs::read_to_string(folder.join(path)).unwrap();
+            assert!(text.contains(old.as_str()), "{path:?} has no {old:?}");
+            std::fs::write(folder.join(path), text.replacen(old.as_str(), new, 1)).unwrap();
+            String::new()
+        }
+        Step::Say(_) => String::new(),
+    }
+}
 
 fn both() -> Vec<Task> {
     let mut all = load("chores", Split::Train).unwrap();
@@ -100,6 +118,123 @@ fn the_last_action_is_needed() {
         }
         assert_eq!(score(folder, task), "0", "{}", task.id);
     });
+}
+
+/// The solution of the next chore of the same family, played in this one's world.
+#[test]
+fn the_solution_of_another_chore_scores_zero() {
+    let families = chores::families().count();
+    let tasks = chores::generate(Split::Train, 31, 5 * families);
+    for (task, other) in tasks.iter().zip(&tasks[families..]) {
+        assert_eq!(task.family, other.family);
+        let folder = tempfile::tempdir().unwrap();
+        put(folder.path(), &task.files);
+        for step in &other.solution {
+            let command = match step {
+                Step::Bash(command) => command.clone(),
+                Step::Write(path, text) => format!("printf %s '{text}' > {}", path.display()),
+                _ => continue,
+            };
+            runner::shell(folder.path(), &format!("{command} || true"));
+        }
+        assert_eq!(
+            score(folder.path(), task),
+            "0",
+            "{} by {}",
+            task.id,
+            other.id
+        );
+    }
+}
+
+/// The first chore of a family for which `wanted` holds, solved.
+fn solved(family: &str, wanted: impl Fn(&Task) -> bool) -> (Task, tempfile::TempDir) {
+    let task = chores::generate(Split::Train, 17, 1300)
+        .into_iter()
+        .find(|task| task.family == family && wanted(task))
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), &task.files);
+    for step in &task.solution {
+        play(folder.path(), step);
+    }
+    (task, folder)
+}
+
+/// Score after a change of the solved world, told as a shell command; `FILE` is the first file.
+fn after(family: &str, wanted: &str, command: &str) -> String {
+    let (task, folder) = solved(family, |task| task.instruction.contains(wanted));
+    let file = task
+        .files
+        .first()
+        .map_or("", |file| file.path.to_str().unwrap());
+    runner::shell(folder.path(), &command.replace("FILE", file));
+    score(folder.path(), &task)
+}
+
+#[test]
+fn what_the_instruction_leaves_open_is_accepted() {
+    let unended = "for f in *.txt; do printf %s \"$(cat $f)\" > $f.n; mv $f.n $f; done";
+    assert_eq!(after("create", "", unended), "1");
+    assert_eq!(after("append", "", "echo >> FILE"), "1");
+    assert_eq!(after("json", "", "tr -d ' \\n' < FILE > n; mv n FILE"), "1");
+    assert_eq!(after("json", "", "sed -i 's/^/    /' FILE"), "1");
+    assert_eq!(after("ini", "", "sed -i 's/ = /=/' FILE"), "1");
+    assert_eq!(
+        after(
+            "fix-shell",
+            "misspelled",
+            "sed -i 's/echo/printf \"%s %s\"/' FILE"
+        ),
+        "1"
+    );
+    let swapped = "sed -i 's/a + b/sum([a, b])/' FILE";
+    assert_eq!(after("fix-python", "add a and b", swapped), "1");
+    assert_eq!(
+        after(
+            "locate",
+            "",
+            "t=$(ls *.txt); sed -i \"s,^,$(ls -d */),\" $t"
+        ),
+        "1"
+    );
+    assert_eq!(after("folder", "", "touch scratch"), "1");
+}
+
+#[test]
+fn what_the_instruction_does_not_leave_open_is_refused() {
+    assert_eq!(after("append", "", "echo more >> FILE"), "0");
+    assert_eq!(after("json", "", "echo , >> FILE"), "0");
+    assert_eq!(after("row", "", "sed -i 's/count/number/' FILE"), "0");
+    assert_eq!(
+        after("copy", "", "f=$(ls *.txt); rm $f; ln -s FILE $f"),
+        "0"
+    );
+    assert_eq!(after("executable", "", "chmod -x *.sh"), "0");
+    // A program that prints the right text for one of the arguments only.
+    assert_eq!(after("fix-shell", "", "echo 'echo vibi bodi' > FILE"), "0");
+    assert_eq!(
+        after("fix-shell", "", "printf 'while :; do :; done' > FILE"),
+        "0"
+    );
+    assert_eq!(
+        after("fix-python", "add a and b", "sed -i 's/a + b/a * b/' FILE"),
+        "0"
+    );
+    assert_eq!(after("fix-python", "", "rm FILE"), "0");
+    assert_eq!(
+        after("count", "", "for f in *.txt; do echo 99 > $f; done"),
+        "0"
+    );
+    // Something huge where a short text is expected.
+    assert_eq!(
+        after(
+            "create",
+            "",
+            "for f in *.txt; do head -c 9000000 /dev/zero > $f; done"
+        ),
+        "0"
+    );
 }
 
 fn names(task: &Task) -> Vec<String> {

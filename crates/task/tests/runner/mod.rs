@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
-use task::{Step, Task, TaskFile};
+use task::{Task, TaskFile};
 
 pub(crate) fn put(folder: &Path, files: &[TaskFile]) {
     fs::create_dir_all(folder).unwrap();
@@ -28,24 +28,6 @@ pub(crate) fn shell(folder: &Path, command: &str) -> String {
         String::from_utf8_lossy(&output.stderr)
     );
     String::from_utf8(output.stdout).unwrap()
-}
-
-pub(crate) fn play(folder: &Path, step: &Step) -> String {
-    match step {
-        Step::Bash(command) => shell(folder, command),
-        Step::Read(path) => fs::read_to_string(folder.join(path)).unwrap(),
-        Step::Write(path, text) => {
-            fs::write(folder.join(path), text).unwrap();
-            String::new()
-        }
-        Step::Edit(path, old, new) => {
-            let text = fs::read_to_string(folder.join(path)).unwrap();
-            assert!(text.contains(old.as_str()), "{path:?} has no {old:?}");
-            fs::write(folder.join(path), text.replacen(old.as_str(), new, 1)).unwrap();
-            String::new()
-        }
-        Step::Say(_) => String::new(),
-    }
 }
 
 /// Runs the verifier; its last line.

@@ -3,7 +3,11 @@
 
 use record::{Continuation, Conversation, Message, Role};
 
-use crate::{CodecError, History, Inner, Memory, Mode, memory::CANDIDATES_MAX};
+use crate::{
+    CodecError, History, Inner, Memory, Mode,
+    memory::CANDIDATES_MAX,
+    template::{Frame, calling, saying},
+};
 
 /// A prompt, ready for the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,14 +150,15 @@ fn overlap(text: &str, other: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// What stands for the turns of ours in a rendered conversation.
+/// What stands for a turn of ours in a rendered conversation.
 struct Echo<'a> {
     word: String,
+    frame: &'a Frame,
     raw_texts: Vec<&'a str>,
 }
 
-/// Cuts the rendered text at the placeholders. `None` when one is missing or out of order: the
-/// template does not print the content of assistant turns.
+/// Cuts the rendered text at the placeholders. `None` when one is missing, out of order or
+/// framed otherwise than probed: the template does not print turns as we expect.
 fn pattern(inner: &Inner, rendered: &str, echoes: &[Echo<'_>]) -> Option<Pattern> {
     let mut segments = Vec::with_capacity(2 * echoes.len() + 1);
     let mut rest = rendered;
@@ -163,15 +168,21 @@ fn pattern(inner: &Inner, rendered: &str, echoes: &[Echo<'_>]) -> Option<Pattern
         if after.contains(echo.word.as_str()) {
             return None;
         }
+        let before = before.strip_suffix(echo.frame.opening.as_str())?;
         let header = overlap(before, &turn.generation_prompt);
         let mut fixed = before[..before.len() - header].to_owned();
         if header > 0 {
             fixed.push_str(&turn.generation_prompt);
         }
         segments.push(Segment::Fixed(fixed));
-        let behind_tail = Some(turn.tail.as_str())
-            .filter(|tail| !tail.is_empty())
-            .and_then(|tail| after.strip_prefix(tail));
+        let tail = echo.frame.tail.as_str();
+        let behind_tail = after.strip_prefix(tail).filter(|_| !tail.is_empty());
+        let is_call = *echo.frame != turn.said;
+        if is_call && behind_tail.is_none() {
+            return None;
+        }
+        // A cut reply has no end of turn of its own, and gets the template's.
+        let end = if is_call { &turn.end_text } else { tail };
         let texts = echo
             .raw_texts
             .iter()
@@ -182,7 +193,7 @@ fn pattern(inner: &Inner, rendered: &str, echoes: &[Echo<'_>]) -> Option<Pattern
                     .find(|stop| raw.ends_with(stop.as_str()));
                 match (stop, behind_tail) {
                     (Some(_), Some(_)) => (*raw).to_owned(),
-                    (None, Some(_)) => format!("{raw}{}", turn.tail),
+                    (None, Some(_)) => format!("{raw}{end}"),
                     // The stop token is at the same time the header of the next turn.
                     (Some(stop), None) if after.starts_with(stop.as_str()) => {
                         raw[..raw.len() - stop.len()].to_owned()
@@ -258,8 +269,21 @@ fn exact(
             }
         }
         let word = format!("{word}{}end", echoes.len());
-        *message = Message::text(Role::Assistant, word.as_str());
-        echoes.push(Echo { word, raw_texts });
+        let frame = match &inner.turn.called {
+            Some(frame) if inner.calls_stay_calls && !message.tool_calls.is_empty() => {
+                *message = calling(&word);
+                frame
+            }
+            _ => {
+                *message = saying(&word);
+                &inner.turn.said
+            }
+        };
+        echoes.push(Echo {
+            word,
+            frame,
+            raw_texts,
+        });
     }
     let rendered = match inner.template.render(&shown, true) {
         Ok(rendered) => rendered,

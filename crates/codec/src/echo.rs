@@ -65,3 +65,77 @@ fn write(value: &Value, out: &mut String) {
         other => out.push_str(&other.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use record::{Part, Role, ToolCall};
+    use serde_json::json;
+
+    use super::*;
+
+    fn turn(text: &str, calls: &[(&str, Value)]) -> Message {
+        let mut message = Message::text(Role::Assistant, text);
+        for (id, (name, arguments)) in calls.iter().enumerate() {
+            message.tool_calls.push(ToolCall {
+                id: format!("id{id}"),
+                name: (*name).into(),
+                arguments: arguments.clone(),
+            });
+        }
+        message
+    }
+
+    #[test]
+    fn form_does_not_count() {
+        let ours = turn(
+            "Hi.\n",
+            &[("f", json!({"a": 2.0, "b": {"x": null, "y": [1e3]}}))],
+        );
+        let mut echo = turn(
+            "Hi.",
+            &[("f", json!({"b": {"y": [1000], "x": null}, "a": 2}))],
+        );
+        echo.content = vec![
+            Part::Text { text: "H".into() },
+            Part::Text { text: "i.".into() },
+        ];
+        echo.reasoning = Some("dropped or renamed".into());
+        echo.tool_calls[0].id = "other".into();
+        assert_eq!(meaning(&ours), meaning(&echo));
+        let nothing = [json!({}), json!(null), json!(""), json!("{}")];
+        for arguments in nothing {
+            assert_eq!(
+                meaning(&turn("", &[("f", arguments)])),
+                meaning(&turn("", &[("f", json!({}))]))
+            );
+        }
+        assert_eq!(
+            meaning(&turn("", &[("f", json!("{\"b\": 1, \"a\": 2}"))])),
+            meaning(&turn("", &[("f", json!({"a": 2, "b": 1}))]))
+        );
+    }
+
+    #[test]
+    fn everything_that_is_said_counts() {
+        let call = |name, arguments| turn("", &[(name, arguments)]);
+        let different = [
+            turn("a", &[]),
+            turn("a b", &[]),
+            turn("", &[]),
+            call("f", json!({})),
+            call("g", json!({})),
+            call("f", json!({"a": 1})),
+            call("f", json!({"a": "1"})),
+            call("f", json!({"a": [1, 2]})),
+            call("f", json!({"a": [2, 1]})),
+            call("f", json!({"a": null})),
+            call("f", json!("no json")),
+            turn("", &[("f", json!({})), ("g", json!({}))]),
+            turn("", &[("g", json!({})), ("f", json!({}))]),
+        ];
+        let mut seen = std::collections::HashSet::new();
+        for message in &different {
+            assert!(seen.insert(meaning(message)), "{message:?}");
+        }
+    }
+}

@@ -27,7 +27,9 @@
 //!    replaced by the recorded raw text; the header by the generation prompt it was generated
 //!    behind (they differ when thinking is off); and the end of turn is dropped when the raw text
 //!    has its own. A cut reply has none: there the template's stays.
-//!    This needs from a template only that it prints the content of an assistant turn.
+//!    This needs from a template only that it prints the content of an assistant turn. For
+//!    templates that count roles, and so need a call before a tool result, a turn with calls is
+//!    stood for by one call whose name is the placeholder.
 //! 3. The recorded calls form a tree: a call's text is its parent's text plus a tail. The
 //!    longest recorded text that is a prefix of the new text gives the ids; where equal replies
 //!    have several raw texts, the one that fits the longest is taken.
@@ -36,10 +38,9 @@
 //!    ids of the whole.
 //!
 //! Turns that are not ours are rendered as they came and counted as
-//! [`record::Continuation::echoes_foreign`]. A template that refuses step 2 (one that counts
-//! roles and needs a tool call before each tool result) fails [`Codec::self_check`], and the
-//! codec works in [`Mode::ReEncode`]: right prompts, no exact continuation, visible in
-//! [`Codec::mode`].
+//! [`record::Continuation::echoes_foreign`]. A template with which neither way of step 2 works
+//! fails [`Codec::self_check`], and the codec works in [`Mode::ReEncode`]: right prompts, no
+//! exact continuation, visible in [`Codec::mode`].
 //!
 //! # Limits
 //!
@@ -122,6 +123,8 @@ pub(crate) struct Inner {
     pub(crate) stop_texts: Vec<String>,
     pub(crate) turn: template::Turn,
     pub(crate) settings: Settings,
+    /// Whether a turn of ours that calls tools is stood for by a call, or by content.
+    pub(crate) calls_stay_calls: bool,
     digest: String,
     mode: Mode,
 }
@@ -175,7 +178,7 @@ impl Codec {
             .filter(|text| !text.is_empty())
             .collect();
         let digest = files.digest(&stop_ids);
-        let inner = Inner {
+        let mut inner = Inner {
             tokens,
             template,
             grammar: grammar::detect(&files.template),
@@ -183,20 +186,21 @@ impl Codec {
             stop_texts,
             turn,
             settings,
+            calls_stay_calls: false,
             digest,
             mode: Mode::Exact,
         };
-        let exact = Codec {
-            inner: Arc::new(inner),
-        };
-        let mode = exact.self_check();
-        match Arc::try_unwrap(exact.inner) {
-            Ok(inner) => Ok(Codec {
-                inner: Arc::new(Inner { mode, ..inner }),
-            }),
-            // Nobody else holds it: the self-check keeps no clone.
-            Err(inner) => Ok(Codec { inner }),
+        inner.mode = self_check::run(&inner);
+        if inner.mode != Mode::Exact && inner.turn.called.is_some() {
+            inner.calls_stay_calls = true;
+            let mode = self_check::run(&inner);
+            if mode == Mode::Exact {
+                inner.mode = mode;
+            }
         }
+        Ok(Codec {
+            inner: Arc::new(inner),
+        })
     }
 
     /// One more than the largest id.
@@ -287,6 +291,6 @@ impl Codec {
     /// see [`Codec::mode`].
     #[must_use]
     pub fn self_check(&self) -> Mode {
-        self_check::run(self)
+        self_check::run(&self.inner)
     }
 }

@@ -102,7 +102,7 @@ fn write_string(text: &str, ensure_ascii: bool, out: &mut String) {
             '\t' => out.push_str("\\t"),
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
-            c if (c as u32) < 0x20 || (ensure_ascii && !c.is_ascii()) => {
+            c if (c as u32) < 0x20 || (ensure_ascii && c > '~') => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     // Writing to a String cannot fail.
                     let _ = write!(out, "\\u{unit:04x}");
@@ -213,5 +213,54 @@ fn write_repr(value: &Value, out: &mut String) {
             }
             out.push('}');
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Printed by Python 3.
+    #[test]
+    fn as_python_prints_it() {
+        let value = json!({"a": [1, -2.5, 1e16, 1e-5, 0.0001, 123_456_789_012_345.0, 1e22, 2.0],
+            "é\n\"\\\t\u{1}\u{7f}/<&>'": null, "t": true, "e": {}, "l": [],
+            "n": {"b": 1, "a": [{"x": false}]}});
+        let mut style = Style::new(None);
+        let text = dumps(&value, &style);
+        let numbers = "1, -2.5, 1e+16, 1e-05, 0.0001, 123456789012345.0, 1e+22, 2.0";
+        assert_eq!(
+            text,
+            format!(
+                "{{\"a\": [{numbers}], \"é\\n\\\"\\\\\\t\\u0001\u{7f}/<&>'\": null, \"t\": true, \"e\": {{}}, \
+                 \"l\": [], \"n\": {{\"b\": 1, \"a\": [{{\"x\": false}}]}}}}"
+            )
+        );
+        style.ensure_ascii = true;
+        assert!(dumps(&value, &style).contains(r#""\u00e9\n\"\\\t\u0001\u007f/<&>'""#));
+        assert_eq!(dumps(&json!("🌱"), &style), r#""\ud83c\udf31""#);
+        style = Style::new(None);
+        style.sort_keys = true;
+        (style.item_separator, style.key_separator) = (",".into(), ":".into());
+        assert_eq!(
+            dumps(&json!({"b": [1, 2], "a": {"d": 1, "c": 2}}), &style),
+            r#"{"a":{"c":2,"d":1},"b":[1,2]}"#
+        );
+        assert_eq!(
+            dumps(&json!({"b": [1, {}], "a": []}), &Style::new(Some(2))),
+            "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": []\n}"
+        );
+    }
+
+    #[test]
+    fn as_python_displays_it() {
+        let value = json!(["it's", "a\"b", "both'\"", "\u{1}\u{7f}\n", null, true, {"k": 1.0}]);
+        assert_eq!(
+            display(&value),
+            r#"["it's", 'a"b', 'both\'"', '\x01\x7f\n', None, True, {'k': 1.0}]"#
+        );
+        assert_eq!(display(&json!("plain 'text'")), "plain 'text'");
     }
 }

@@ -3,7 +3,7 @@
 use record::{Conversation, Message, Role, ToolCall, ToolSpec};
 use serde_json::{Value, json};
 
-use crate::{Codec, CodecError, Memory};
+use crate::{CodecError, Inner, Memory, Prompt};
 
 /// How prompts are made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,15 +29,29 @@ impl Mode {
     }
 }
 
-/// One exchange: what was asked, what was generated, how the harness echoes it, what follows.
+/// A short rollout.
 struct Exchange {
     name: &'static str,
     tools: Vec<ToolSpec>,
     asked: Vec<Message>,
+    steps: Vec<Step>,
+}
+
+/// What is generated, how the harness echoes it, what follows.
+struct Step {
     reply: Message,
     echo: Message,
     follows: Vec<Message>,
     cut: bool,
+}
+
+fn step(reply: Message, follows: Message) -> Step {
+    Step {
+        echo: reply.clone(),
+        reply,
+        follows: vec![follows],
+        cut: false,
+    }
 }
 
 fn called(calls: &[(&str, Value)], text: &str) -> Message {
@@ -74,98 +88,99 @@ fn exchanges() -> Vec<Exchange> {
             name: "plain text",
             tools: Vec::new(),
             asked: vec![user("Say hello.")],
-            reply: said("Hello, wörld."),
-            echo: said("Hello, wörld."),
-            follows: vec![user("Once more.")],
-            cut: false,
+            steps: vec![
+                step(said("Hello, wörld."), user("Once more.")),
+                step(said("Hello.\n\nHello."), user("Thanks.")),
+            ],
         },
         Exchange {
-            name: "a tool call, echoed with other key order",
-            tools: tools.clone(),
-            asked: vec![user("List files.")],
-            reply: called(&[("run", json!({"command": "ls", "seconds": 3}))], ""),
-            echo: called(&[("run", json!({"seconds": 3, "command": "ls"}))], ""),
-            follows: vec![result("call0abcd", "a.txt\nb.txt")],
-            cut: false,
-        },
-        Exchange {
-            name: "text and a tool call, followed by result and question",
+            name: "tool calls",
             tools,
             asked: vec![user("List files.")],
-            reply: called(&[("run", json!({"command": "ls -l"}))], "I look."),
-            echo: called(&[("run", json!({"command": "ls -l"}))], "I look."),
-            follows: vec![result("call0abcd", "{\"a\": 1}")],
-            cut: false,
+            steps: vec![
+                Step {
+                    // The harness writes the arguments in another order.
+                    reply: called(&[("run", json!({"command": "ls", "seconds": 3}))], ""),
+                    echo: called(&[("run", json!({"seconds": 3, "command": "ls"}))], ""),
+                    follows: vec![result("call0abcd", "a.txt\nb.txt")],
+                    cut: false,
+                },
+                step(
+                    called(&[("run", json!({"command": "cat \"a\""}))], ""),
+                    result("call0abcd", "{\"a\": 1}"),
+                ),
+                step(said("Two files."), user("Thanks.")),
+            ],
         },
         Exchange {
             name: "a reply that was cut",
             tools: Vec::new(),
             asked: vec![user("Count.")],
-            reply: said("one two thr"),
-            echo: said("one two thr"),
-            follows: vec![user("Go on.")],
-            cut: true,
+            steps: vec![Step {
+                cut: true,
+                ..step(said("one two thr"), user("Go on."))
+            }],
         },
     ]
 }
 
 /// Runs every exchange. The first one that is not exact decides.
-pub(crate) fn run(codec: &Codec) -> Mode {
+pub(crate) fn run(inner: &Inner) -> Mode {
     for exchange in exchanges() {
-        match check(codec, &exchange) {
-            Ok(Ok(())) => {}
-            Ok(Err(reason)) => {
-                return Mode::ReEncode {
-                    reason: format!("{}: {reason}", exchange.name),
-                };
-            }
-            Err(error) => {
-                return Mode::ReEncode {
-                    reason: format!("{}: {error}", exchange.name),
-                };
-            }
-        }
+        let reason = match check(inner, &exchange) {
+            Ok(Ok(())) => continue,
+            Ok(Err(reason)) => reason,
+            Err(error) => error.to_string(),
+        };
+        return Mode::ReEncode {
+            reason: format!("{}: {reason}", exchange.name),
+        };
     }
     Mode::Exact
 }
 
-fn check(codec: &Codec, exchange: &Exchange) -> Result<Result<(), String>, CodecError> {
+fn check(inner: &Inner, exchange: &Exchange) -> Result<Result<(), String>, CodecError> {
     let mut conversation = Conversation {
         messages: exchange.asked.clone(),
         tools: exchange.tools.clone(),
     };
-    let inner = &codec.inner;
-    let first =
-        crate::continuation::prompt(inner, &Mode::Exact, &conversation, &Memory::default())?;
-    let mut raw = codec.speak(&exchange.reply)?;
-    if exchange.cut {
-        for stop in &inner.stop_texts {
-            raw = raw.strip_suffix(stop.as_str()).unwrap_or(&raw).to_owned();
-        }
-    }
-    let generated = codec.encode(&raw)?;
     let mut memory = Memory::default();
-    memory.remember(0, &first, &generated, &raw, &exchange.reply);
-    conversation.messages.push(exchange.echo.clone());
-    conversation
-        .messages
-        .extend(exchange.follows.iter().cloned());
-    let second = crate::continuation::prompt(inner, &Mode::Exact, &conversation, &memory)?;
-    if second.continuation.parent != Some(0) {
-        return Ok(Err(
-            "the next prompt's text does not begin with prompt and reply of the call before".into(),
-        ));
-    }
-    let expected = [first.ids.as_slice(), generated.as_slice()].concat();
-    if !second.ids.starts_with(&expected) {
-        return Ok(Err(
-            "the next prompt's ids do not begin with the call's".into()
-        ));
-    }
-    if !exchange.cut && codec.encode(&second.text)? != second.ids {
-        return Ok(Err(
-            "encoding the rest alone gives other ids than encoding the whole".into(),
-        ));
+    let mut prompt = exact(inner, &conversation, &memory)?;
+    for (call, step) in (0u32..).zip(&exchange.steps) {
+        let mut raw = crate::grammar::speak(inner, &step.reply)?;
+        if step.cut {
+            for stop in &inner.stop_texts {
+                raw = raw.strip_suffix(stop.as_str()).unwrap_or(&raw).to_owned();
+            }
+        }
+        let generated = inner.tokens.encode(&raw)?;
+        memory.remember(call, &prompt, &generated, &raw, &step.reply);
+        conversation.messages.push(step.echo.clone());
+        conversation.messages.extend(step.follows.iter().cloned());
+        let next = exact(inner, &conversation, &memory)?;
+        let at = |what: &str| Ok(Err(format!("after reply {call}: {what}")));
+        if next.continuation.parent != Some(call) {
+            return at("the next prompt does not begin with the text of prompt and reply");
+        }
+        let expected = [prompt.ids.as_slice(), generated.as_slice()].concat();
+        if !next.ids.starts_with(&expected) {
+            return at("the next prompt does not begin with the ids of prompt and reply");
+        }
+        // Where prompt and reply meet, the engine may have other tokens than the whole text
+        // would have; behind the reply it must not.
+        let rest = &next.ids[next.continuation.exact as usize..];
+        if !inner.tokens.encode(&next.text)?.ends_with(rest) {
+            return at("encoding the rest alone gives other ids than the rest of the whole");
+        }
+        prompt = next;
     }
     Ok(Ok(()))
+}
+
+fn exact(
+    inner: &Inner,
+    conversation: &Conversation,
+    memory: &Memory,
+) -> Result<Prompt, CodecError> {
+    crate::continuation::prompt(inner, &Mode::Exact, conversation, memory)
 }

@@ -54,7 +54,11 @@ pub(crate) fn strftime(format: &str, now_s: u64) -> String {
     let (minute, second) = (second_of_day / 60 % 60, second_of_day % 60);
     let month_name = MONTHS[(month as usize - 1) % 12];
     let day_name = DAYS[(days % 7) as usize];
-    let hour_12 = if hour.is_multiple_of(12) { 12 } else { hour % 12 };
+    let hour_12 = if hour.is_multiple_of(12) {
+        12
+    } else {
+        hour % 12
+    };
     let mut out = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {

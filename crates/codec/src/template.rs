@@ -10,7 +10,7 @@ use minijinja::{
     Environment, ErrorKind, Value as Jinja,
     value::{Kwargs, Rest},
 };
-use record::{Conversation, Message, Part, Role};
+use record::{Conversation, Message, Part, Role, ToolCall};
 use serde_json::{Map, Value, json};
 
 use crate::{CodecError, Settings, files::Files, python_json, strftime::strftime, tokens::Tokens};
@@ -227,25 +227,55 @@ fn message_value(index: usize, message: &Message) -> Result<Value, CodecError> {
     Ok(Value::Object(out))
 }
 
+/// What a template puts around a placeholder that stands for a turn of ours.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Frame {
+    /// Between the generation prompt and the placeholder.
+    pub opening: String,
+    /// Behind the placeholder, up to and including the end-of-turn token; empty when the template
+    /// has no such token.
+    pub tail: String,
+}
+
 /// What a template puts around an assistant turn.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Turn {
     /// What a reply is generated behind, e.g. `<|im_start|>assistant\n`.
     pub generation_prompt: String,
-    /// What follows the content of an assistant turn up to and including the end-of-turn token;
-    /// empty when the template has no such token.
-    pub tail: String,
-    /// The end-of-turn token.
+    /// Around a placeholder that is the content of the turn.
+    pub said: Frame,
+    /// Around a placeholder that is the name of the only tool called; `None` when the template
+    /// does not tell where such a turn begins or ends.
+    pub called: Option<Frame>,
+    /// The end-of-turn token; empty when there is none.
     pub end_text: String,
     /// Its id.
     pub end_id: Option<u32>,
 }
 
+/// An assistant turn that says only `word`.
+#[must_use]
+pub fn saying(word: &str) -> Message {
+    Message::text(Role::Assistant, word)
+}
+
+/// An assistant turn that only calls a tool named `word`, without arguments.
+#[must_use]
+pub fn calling(word: &str) -> Message {
+    let mut message = Message::text(Role::Assistant, "");
+    message.tool_calls.push(ToolCall {
+        id: "callturn0".into(),
+        name: word.to_owned(),
+        arguments: json!({}),
+    });
+    message
+}
+
 impl Turn {
-    /// Finds out by rendering two tiny conversations.
+    /// Finds out by rendering a few tiny conversations.
     ///
     /// # Errors
-    /// [`CodecError::Template`] when the template refuses even these.
+    /// [`CodecError::Template`] when the template refuses the plainest of them.
     pub fn probe(template: &Template, tokens: &Tokens) -> Result<Self, CodecError> {
         const PROBE: &str = "zqprobeqz";
         let mut conversation = Conversation {
@@ -258,16 +288,26 @@ impl Turn {
             generation_prompt: with.strip_prefix(&without).unwrap_or_default().to_owned(),
             ..Self::default()
         };
-        conversation
-            .messages
-            .push(Message::text(Role::Assistant, PROBE));
+        conversation.messages.push(saying(PROBE));
         let rendered = template.render(&conversation, false)?;
         if let Some((_, after)) = rendered.split_once(PROBE)
             && let Some((at, text, id)) = tokens.first_added(after)
         {
-            turn.tail = after[..at + text.len()].to_owned();
+            turn.said.tail = after[..at + text.len()].to_owned();
             turn.end_text = text.to_owned();
             turn.end_id = Some(id);
+        }
+        conversation.messages[1] = calling(PROBE);
+        if let Ok(rendered) = template.render(&conversation, false)
+            && let Some(behind) = rendered.strip_prefix(&with)
+            && let Some((opening, after)) = behind.split_once(PROBE)
+            && !turn.end_text.is_empty()
+            && let Some(at) = after.find(&turn.end_text)
+        {
+            turn.called = Some(Frame {
+                opening: opening.to_owned(),
+                tail: after[..at + turn.end_text.len()].to_owned(),
+            });
         }
         Ok(turn)
     }

@@ -1,0 +1,82 @@
+#!/bin/sh
+# Installs what is missing, by package name and fixed version, and says what it does. Running it
+# again does nothing. As an ordinary user it installs no system packages: it says which ones are
+# missing and how to get them.
+#
+#   sh scripts/setup.sh run     what building and running need
+#   sh scripts/setup.sh test    also what the tests need
+#
+# Harnesses (pi and others) are installed by espalier itself when they are first used.
+set -eu
+
+RUST_MIN=1.95
+NEXTEST=0.9.143
+
+say() { echo "setup: $*"; }
+has() { command -v "$1" >/dev/null 2>&1; }
+die() { say "$*" >&2; exit 1; }
+
+need=${1:-run}
+case "$need" in
+run | test) ;;
+*) die "unknown argument '$need': expected run or test" ;;
+esac
+
+[ "$(uname -s)" = Linux ] || die "sandboxes need Linux; this is $(uname -s)"
+
+# --- Debian and Ubuntu packages -------------------------------------------------------------
+missing=""
+want() { # want PROGRAM PACKAGE WHY
+    if ! has "$1"; then
+        say "missing: $1 ($3), in package $2"
+        case " $missing " in *" $2 "*) ;; *) missing="$missing $2" ;; esac
+    fi
+}
+want cc gcc "C compiler: SQLite and zstd are built from source"
+want python3 python3-minimal "tasks with Python in them"
+want git git "the tests ask it which files belong to the project"
+# Packages that bring no program: the C library to link with, and its static form for the guest.
+if has cc && ! echo 'int main(void) { return 0; }' | cc -static -x c -o /dev/null - 2>/dev/null; then
+    say "missing: static C library (the program inside sandboxes is static), in package libc6-dev"
+    missing="$missing libc6-dev"
+fi
+case " $missing " in *" gcc "*) missing="$missing libc6-dev" ;; esac
+# pi runs on Node.js. react, the default harness, needs none.
+if [ "$need" = test ] || [ "${HARNESS:-}" = pi ]; then
+    want node nodejs "harness pi"
+    want npm npm "installs harness pi"
+fi
+
+if [ -n "$missing" ]; then
+    command="apt-get install --yes --no-install-recommends$missing"
+    if has apt-get && [ "$(id -u)" = 0 ]; then
+        say "installing:$missing"
+        apt-get update -qq
+        # shellcheck disable=SC2086 # a list of words
+        DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends -qq $missing >/dev/null
+    elif has apt-get; then
+        die "not root, so nothing is installed; run: sudo $command"
+    else
+        die "no apt-get here; install with this system's own tool:$missing"
+    fi
+fi
+
+# --- Rust -----------------------------------------------------------------------------------
+has cargo || die "missing: cargo; install Rust $RUST_MIN or newer (with rustup, or a package of your system)"
+rust=$(rustc --version | cut -d ' ' -f 2)
+oldest=$(printf '%s\n%s\n' "$RUST_MIN" "$rust" | sort -V | head -n 1)
+[ "$oldest" = "$RUST_MIN" ] || die "Rust $rust is too old: expected $RUST_MIN or newer; with rustup: rustup update stable"
+
+if [ "$need" = test ]; then
+    for part in fmt clippy; do
+        cargo "$part" --version >/dev/null 2>&1 ||
+            die "missing: cargo $part; with rustup: rustup component add rustfmt clippy"
+    done
+    found=$(cargo nextest --version 2>/dev/null | head -n 1 | cut -d ' ' -f 2) || found=""
+    if [ "$found" != "$NEXTEST" ]; then
+        say "installing cargo-nextest $NEXTEST (found: ${found:-none}); built from source, some minutes"
+        cargo install --quiet --locked cargo-nextest --version "=$NEXTEST"
+    fi
+fi
+
+say "everything that '$need' needs is here (Rust $rust)"

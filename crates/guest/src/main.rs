@@ -1,1 +1,17 @@
-fn main() {}
+//! `guest warden | probe | react …`: see the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    match arguments.next().as_deref() {
+        Some("warden") => guest::warden::run(),
+        Some("probe") => guest::probe::run(),
+        Some("react") => guest::react::run(arguments),
+        _ => {
+            use std::io::Write;
+            let _ = writeln!(std::io::stderr(), "usage: guest warden | probe | react --help");
+            ExitCode::from(2)
+        }
+    }
+}

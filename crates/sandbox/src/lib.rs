@@ -1,7 +1,36 @@
 //! The temporary isolated place where one rollout lives.
 //!
 //! [`Provider`] makes sandboxes, [`Sandbox`] is one. Every kind runs our `guest` as PID 1 and
-//! speaks the same protocol with it, so semantics and errors are the same everywhere.
+//! speaks the same protocol with it, so semantics and errors are the same everywhere. The guest
+//! is a static binary inside this library (`build.rs`), so nothing has to be installed.
+//!
+//! [`LocalProvider`] is the local kind: namespaces of our own, no daemon, no root needed. Its
+//! parts: one *warden* process per provider, which makes sandboxes and cleans up after everybody
+//! (docs/decisions/0002-warden.md says why), PID 1 in each sandbox, and here the asynchronous
+//! side that talks to both.
+//!
+//! Invariants:
+//! * Nothing survives: a sandbox ends with its handle, with this process (`kill -9` included),
+//!   with its deadline, and with the warden, whichever is first. No file is written to a folder
+//!   of the host; the only traces outside of processes are control groups, which the warden
+//!   removes, or the next warden if it was killed.
+//! * Dropping any future of [`Provider`] and [`Sandbox`] undoes what it began.
+//! * No operation waits longer than the sandbox's deadline and 5 s; making one takes 30 s at most.
+//!
+//! Limits: [`LocalConfig::sandboxes_max`] sandboxes (more: [`SandboxError::Create`]), 256 `exec`s
+//! at a time in each (more: [`SandboxError::NotRunnable`]), 1 MiB of arguments and environment,
+//! 4 MiB on their way to a sandbox (senders wait), `output_bytes_max` of each output (the middle
+//! is dropped and counted), `bytes_max` of a download (more: [`SandboxError::File`]).
+
+mod doctor;
+mod guest_binary;
+mod local;
+mod stream;
+mod warden;
+
+pub use doctor::{Check, doctor};
+pub use guest::protocol::{Capabilities, Degraded, GATEWAY_SOCKET_PATH, GUEST_PATH};
+pub use local::{LocalConfig, LocalProvider, LocalSandbox};
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -61,13 +90,16 @@ pub struct Spec {
     /// Environment of every process, beside PATH, HOME, LANG which are set by us.
     pub env: BTreeMap<String, String>,
     /// The unix socket of the gateway on the host. Inside it is reached at
-    /// `http://127.0.0.1:{gateway_port}`. `None`: no network at all.
+    /// `http://127.0.0.1:{gateway_port}`, and as [`GATEWAY_SOCKET_PATH`]. `None`: no network at
+    /// all. Sandboxes made by root run as `nobody`, so its mode is widened to 0666 if it must be;
+    /// the folder above it may stay private.
     pub gateway_socket: Option<PathBuf>,
     /// Port of the forwarder inside the sandbox.
     pub gateway_port: u16,
 }
 
-/// A process to run.
+/// A process to run. It is over when it ends itself: what it started in the background lives on,
+/// until the sandbox ends, and its later output is dropped.
 #[derive(Debug, Clone)]
 pub struct Exec {
     /// Program and arguments; the program is looked up in PATH.

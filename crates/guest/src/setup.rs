@@ -1,0 +1,336 @@
+//! From a fresh clone in new namespaces to PID 1 of a sandbox: the file system, the loopback
+//! interface, and then the loss of every privilege.
+
+use std::{
+    ffi::CString,
+    fs, io,
+    net::TcpListener,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::unix::fs::PermissionsExt,
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::{
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, UnmountFlags, fsconfig_create,
+        fsconfig_set_string, fsmount, fsopen, mount_change,
+    },
+    net::{AddressFamily, SocketType},
+    process::{DumpableBehavior, Resource, Rlimit, Signal},
+    thread::{CapabilitySet, CapabilitySets, Gid, Uid},
+};
+
+use crate::{
+    protocol::{GATEWAY_SOCKET_PATH, Plan, UID},
+    stage::{Stage, attach, clone_read_only, clone_tree},
+    sys,
+};
+
+/// Which step failed, and why.
+#[derive(Debug)]
+pub(crate) struct SetupError {
+    step: String,
+    error: io::Error,
+}
+
+impl std::fmt::Display for SetupError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.step, self.error)
+    }
+}
+
+/// Names the step of a failure.
+trait Step<T> {
+    fn step(self, step: &str) -> Result<T, SetupError>;
+}
+
+impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+    fn step(self, step: &str) -> Result<T, SetupError> {
+        self.map_err(|error| SetupError { step: step.to_owned(), error: error.into() })
+    }
+}
+
+/// What the warden prepared for one sandbox.
+#[derive(Debug)]
+pub(crate) struct Prepared<'a> {
+    pub(crate) stage: &'a Stage,
+    pub(crate) plan: &'a Plan,
+    /// Detached read-only trees, one for each of the plan's mounts.
+    pub(crate) mounts: &'a [OwnedFd],
+    /// Detached tree of the gateway's socket.
+    pub(crate) gateway: Option<&'a OwnedFd>,
+    /// Which limits need an rlimit: memory, processes.
+    pub(crate) rlimits: (bool, bool),
+}
+
+/// Checks what the kernel would not: that paths are absolute, plain and out of the system's way.
+pub(crate) fn check_plan(plan: &Plan) -> Result<(), String> {
+    let targets = plan.mounts.iter().map(|(_, target)| target);
+    for path in targets.chain([&plan.workspace, &plan.home]) {
+        let plain = path.has_root()
+            && path != Path::new("/")
+            && path.components().skip(1).all(|c| matches!(c, Component::Normal(_)));
+        if !plain {
+            return Err(format!(
+                "{}: expected an absolute path below / without . and ..",
+                path.display()
+            ));
+        }
+        if ["/proc", "/dev", "/run/espalier"].iter().any(|r| path.starts_with(r)) {
+            return Err(format!("{}: /proc, /dev and /run/espalier are ours", path.display()));
+        }
+    }
+    if plan.gateway_socket.is_some() && plan.gateway_port == 0 {
+        return Err("gateway_port 0: expected the port of the forwarder".to_owned());
+    }
+    if !(plan.cpu_cores.is_finite() && plan.cpu_cores > 0.0) {
+        return Err(format!("cpu_cores {}: expected more than 0", plan.cpu_cores));
+    }
+    if plan.pids < 4 || plan.memory_bytes < 8 << 20 || plan.disk_bytes < 1 << 20 {
+        return Err("limits: expected pids >= 4, memory >= 8 MiB, disk >= 1 MiB".to_owned());
+    }
+    Ok(())
+}
+
+/// Makes this process PID 1 of a finished sandbox. Gives the forwarder's listener.
+pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Option<TcpListener>, SetupError> {
+    become_user(prepared.stage.privileged)?;
+    let _ = rustix::process::setsid();
+    sys::new_session_keyring();
+    rustix::system::sethostname(b"sandbox").step("sethostname")?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .step("making mounts private")?;
+    let root = prepared.stage.root();
+    build_root(prepared, &root)?;
+    let listener = network(prepared.plan)?;
+    rustix::process::chdir(&root).step("chdir to the new root")?;
+    rustix::process::pivot_root(".", ".").step("pivot_root")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH).step("detaching the host's files")?;
+    rustix::process::chdir("/").step("chdir /")?;
+    limits(prepared)?;
+    drop_privileges()?;
+    Ok(listener)
+}
+
+fn become_user(privileged: bool) -> Result<(), SetupError> {
+    let (uid, gid) = (Uid::from_raw(UID), Gid::from_raw(UID));
+    if privileged {
+        // An ordinary user may not change groups here; they stay as they are.
+        rustix::thread::set_thread_groups(&[]).step("setgroups")?;
+    }
+    let _ = rustix::thread::set_keep_capabilities(true);
+    rustix::thread::set_thread_res_gid(gid, gid, gid).step("setresgid")?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).step("setresuid")?;
+    let mut sets = rustix::thread::capabilities(None).step("capget")?;
+    sets.effective = sets.permitted;
+    rustix::thread::set_capabilities(None, sets).step("capset")?;
+    // A change of user resets this, so it comes after.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("PR_SET_PDEATHSIG")?;
+    rustix::process::umask(rustix::fs::Mode::WGRP | rustix::fs::Mode::WOTH);
+    Ok(())
+}
+
+fn new_mount(
+    kind: &str,
+    options: &[(&str, &str)],
+    attributes: MountAttrFlags,
+) -> io::Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        fsconfig_set_string(context.as_fd(), *key, *value)?;
+    }
+    fsconfig_create(context.as_fd())?;
+    Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+fn within(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+fn open_folder(root: &Path, path: &str, mode: u32) -> Result<(), SetupError> {
+    let folder = within(root, Path::new(path));
+    fs::create_dir_all(&folder).step(path)?;
+    fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).step(path)
+}
+
+fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
+    let plan = prepared.plan;
+    let safe = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let inodes = (plan.disk_bytes / 1024).clamp(16_384, 1 << 20);
+    let options = [
+        ("size", plan.disk_bytes.to_string()),
+        ("nr_inodes", inodes.to_string()),
+        ("mode", "0755".to_owned()),
+    ];
+    let options: Vec<_> = options.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    let tree = new_mount("tmpfs", &options, safe).step("mounting the root tmpfs")?;
+    attach(&tree, root).step("attaching the root tmpfs")?;
+
+    for (source, target) in prepared.stage.shared() {
+        let tree = clone_tree(&source).step("system folders")?;
+        attach_any(&tree, &root.join(target)).step("system folders")?;
+    }
+    fs::create_dir(root.join("proc")).step("/proc")?;
+    let proc = new_mount("proc", &[], safe | MountAttrFlags::MOUNT_ATTR_NOEXEC)
+        .step("mounting a fresh /proc (refused when the host covers parts of its own)")?;
+    attach(&proc, &root.join("proc")).step("/proc")?;
+
+    for folder in ["/tmp", "/var/tmp", "/run/shm"] {
+        open_folder(root, folder, 0o1777)?;
+    }
+    // Shared memory counts as disk: the same tmpfs.
+    let shm = clone_tree(&root.join("run/shm")).step("/dev/shm")?;
+    attach(&shm, &root.join("dev/shm")).step("/dev/shm")?;
+    // Not every kernel allows one here; programs that need a terminal then say so themselves.
+    let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620")];
+    let options = &options[1..];
+    if let Ok(pts) =
+        new_mount("devpts", options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC)
+    {
+        attach(&pts, &root.join("dev/pts")).step("/dev/pts")?;
+    }
+
+    for folder in [&plan.home, &plan.workspace] {
+        fs::create_dir_all(within(root, folder)).step(&folder.to_string_lossy())?;
+    }
+    let passwd = root.join("run/espalier/passwd");
+    let home = plan.home.display();
+    fs::write(
+        &passwd,
+        format!("agent:x:1000:1000::{home}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"),
+    )
+    .step("/etc/passwd")?;
+    let tree = clone_read_only(&passwd).step("/etc/passwd")?;
+    attach(&tree, &root.join("etc/passwd")).step("/etc/passwd")?;
+
+    for (tree, (source, target)) in prepared.mounts.iter().zip(&plan.mounts) {
+        let step = format!("mounting {} at {}", source.display(), target.display());
+        attach_any(tree, &within(root, target)).step(&step)?;
+    }
+    if let Some(tree) = prepared.gateway {
+        attach_any(tree, &within(root, Path::new(GATEWAY_SOCKET_PATH))).step("gateway socket")?;
+    }
+    Ok(())
+}
+
+/// Attaches a tree at a path that need not exist.
+fn attach_any(tree: &OwnedFd, target: &Path) -> io::Result<()> {
+    let is_folder = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(tree)?.st_mode)
+        == rustix::fs::FileType::Directory;
+    if is_folder {
+        fs::create_dir_all(target)?;
+    } else {
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        if !target.exists() {
+            fs::write(target, "")?;
+        }
+    }
+    attach(tree, target)
+}
+
+fn network(plan: &Plan) -> Result<Option<TcpListener>, SetupError> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)
+        .step("socket")?;
+    sys::loopback_up(socket.as_fd()).step("switching the loopback interface on")?;
+    if plan.gateway_socket.is_none() {
+        return Ok(None);
+    }
+    let listener = TcpListener::bind(("127.0.0.1", plan.gateway_port))
+        .step("listening on the gateway port")?;
+    listener.set_nonblocking(true).step("listening on the gateway port")?;
+    Ok(Some(listener))
+}
+
+fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
+    let limit = |resource, value| {
+        rustix::process::setrlimit(
+            resource,
+            Rlimit { current: Some(value), maximum: Some(value) },
+        )
+    };
+    // 1, not 0: the kernel then writes no core file and does not start the host's core handler.
+    limit(Resource::Core, 1).step("RLIMIT_CORE")?;
+    let (memory, pids) = prepared.rlimits;
+    if memory {
+        limit(Resource::Data, prepared.plan.memory_bytes).step("RLIMIT_DATA")?;
+    }
+    if pids {
+        limit(Resource::Nproc, u64::from(prepared.plan.pids)).step("RLIMIT_NPROC")?;
+    }
+    Ok(())
+}
+
+fn drop_privileges() -> Result<(), SetupError> {
+    for bit in 0..64_u32 {
+        let capability = CapabilitySet::from_bits_retain(1 << bit);
+        // The kernel ends the list with EINVAL.
+        if rustix::thread::remove_capability_from_bounding_set(capability).is_err() {
+            break;
+        }
+    }
+    let _ = rustix::thread::clear_ambient_capability_set();
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    rustix::thread::set_capabilities(None, sets).step("capset")?;
+    rustix::thread::set_no_new_privs(true).step("no_new_privs")?;
+    // PID 1 holds the control stream: nobody in here may look into it.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).step("PR_SET_DUMPABLE")
+}
+
+/// Points the standard streams at /dev/null.
+pub(crate) fn silence() -> io::Result<()> {
+    let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    Ok(())
+}
+
+/// The descriptors that setup needs.
+pub(crate) fn descriptors(prepared: &Prepared<'_>) -> Vec<i32> {
+    prepared.mounts.iter().chain(prepared.gateway).map(AsRawFd::as_raw_fd).collect()
+}
+
+/// A C string, or an error that says which one was none.
+pub(crate) fn c_string(text: &str) -> io::Result<CString> {
+    CString::new(text).map_err(|_| io::Error::other(format!("a zero byte in {text:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            memory_bytes: 64 << 20,
+            pids: 64,
+            cpu_cores: 1.0,
+            disk_bytes: 64 << 20,
+            deadline_s: 60,
+            mounts: Vec::new(),
+            workspace: "/workspace".into(),
+            home: "/home/agent".into(),
+            gateway_socket: None,
+            gateway_port: 0,
+        }
+    }
+
+    #[test]
+    fn plans_that_would_break_a_sandbox_are_refused_with_the_reason() {
+        assert_eq!(check_plan(&plan()), Ok(()));
+        let refused = |change: fn(&mut Plan)| {
+            let mut plan = plan();
+            change(&mut plan);
+            check_plan(&plan).unwrap_err()
+        };
+        assert!(refused(|p| p.workspace = "work".into()).contains("absolute"));
+        assert!(refused(|p| p.home = "/home/../etc".into()).contains(".."));
+        assert!(refused(|p| p.home = "/".into()).contains("below /"));
+        assert!(refused(|p| p.mounts = vec![("/x".into(), "/proc/x".into())]).contains("ours"));
+        assert!(refused(|p| p.gateway_socket = Some("/s".into())).contains("gateway_port"));
+        assert!(refused(|p| p.cpu_cores = f64::NAN).contains("cpu_cores"));
+        assert!(refused(|p| p.pids = 1).contains("pids"));
+    }
+}

@@ -1,0 +1,38 @@
+//! The guest inside this library, as a program that can be started.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::fd::AsRawFd,
+    path::PathBuf,
+};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest"));
+
+/// A copy of the guest in memory; it can be started while this lives.
+#[derive(Debug)]
+pub(crate) struct GuestBinary {
+    file: File,
+}
+
+impl GuestBinary {
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Kernels before 6.3 do not know the flag; later ones may insist on it.
+        let file = memfd_create("espalier-guest", flags | MemfdFlags::EXEC)
+            .or_else(|_| memfd_create("espalier-guest", flags))?;
+        let mut file = File::from(file);
+        file.write_all(BYTES)?;
+        let _ = fcntl_add_seals(
+            &file,
+            SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        );
+        Ok(Self { file })
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.file.as_raw_fd()).into()
+    }
+}

@@ -1,0 +1,1 @@
+//! Nothing survives the death of the orchestrator.

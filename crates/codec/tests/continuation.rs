@@ -1,5 +1,6 @@
 //! I1 and I2 over random rollouts: whatever a harness does to the form of our replies, the next
 //! prompt begins with the ids of the last prompt and of what was generated.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
 use std::{path::PathBuf, sync::OnceLock};
 
@@ -242,10 +243,12 @@ fn play(
 
 /// No file of old failures: the seed is printed with the failure.
 fn config(cases: u32) -> ProptestConfig {
+    let default = ProptestConfig::default();
     ProptestConfig {
-        cases,
+        // `PROPTEST_CASES` asks for a longer run.
+        cases: std::env::var_os("PROPTEST_CASES").map_or(cases, |_| default.cases),
         failure_persistence: None,
-        ..ProptestConfig::default()
+        ..default
     }
 }
 

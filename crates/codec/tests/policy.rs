@@ -1,4 +1,5 @@
 //! The built-in policy's tokenizer and template.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
 use std::path::PathBuf;
 
@@ -138,10 +139,12 @@ fn a_conversation_reads_like_this() {
 
 /// No file of old failures: the seed is printed with the failure.
 fn config(cases: u32) -> ProptestConfig {
+    let default = ProptestConfig::default();
     ProptestConfig {
-        cases,
+        // `PROPTEST_CASES` asks for a longer run.
+        cases: std::env::var_os("PROPTEST_CASES").map_or(cases, |_| default.cases),
         failure_persistence: None,
-        ..ProptestConfig::default()
+        ..default
     }
 }
 

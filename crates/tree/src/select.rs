@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::classify::CallClass;
-use crate::tree::{Origin, Place, Tree};
+use crate::tree::{Node, Origin, Place, Tree};
 use crate::{Target, TrainTree, TreeError};
 
 /// A rule for what to keep.
@@ -312,59 +312,86 @@ impl Kept {
     /// # Errors
     /// Never for a `Kept` of this tree; [`TreeError::TrainNode`] for one of another tree.
     pub fn train_tree(&self, tree: &Tree) -> Result<TrainTree, TreeError> {
-        let mut needed = vec![false; tree.nodes.len()];
-        let mut trained = vec![false; tree.nodes.len()];
-        for &node in &self.trained {
-            let known = tree.nodes.get(node).is_some();
-            if !known {
-                return Err(TreeError::TrainNode {
-                    index: node,
-                    problem: format!("expected a node below {}", tree.nodes.len()),
-                });
-            }
-            trained[node] = true;
-            let mut at = Some(node);
-            while let Some(node) = at
-                && !needed[node]
-            {
-                needed[node] = true;
-                at = tree.nodes[node].parent;
-            }
-        }
-        let mut packed = TrainTree::new();
-        let mut index_of = vec![None; tree.nodes.len()];
-        for (index, node) in tree.nodes.iter().enumerate() {
-            if !needed[index] {
-                continue;
-            }
-            let mut targets = vec![None; node.tokens.len()];
-            if let (
-                true,
-                Origin::Generated {
-                    logprobs_model,
-                    logprobs_sampled,
-                    versions,
-                    ..
-                },
-            ) = (trained[index], &node.origin)
-            {
-                let known = logprobs_model.iter().zip(logprobs_sampled).zip(versions);
-                for (target, ((&model, &sampled), &version)) in targets.iter_mut().zip(known) {
-                    *target = Some(Target::Sampled {
-                        logprob_model: model,
-                        logprob_sampled: sampled,
-                        version,
-                    });
-                }
-            }
-            let parent = node.parent.and_then(|parent| index_of[parent]);
-            if parent.is_none()
-                && let Some(first) = targets.first_mut()
-            {
-                *first = None;
-            }
-            index_of[index] = Some(packed.push(parent, node.tokens.clone(), targets)?);
-        }
-        Ok(packed)
+        pack(tree, &self.trained, |origin| match origin {
+            Origin::Generated {
+                logprobs_model,
+                logprobs_sampled,
+                versions,
+                ..
+            } => logprobs_model
+                .iter()
+                .zip(logprobs_sampled)
+                .zip(versions)
+                .map(|((&model, &sampled), &version)| Target::Sampled {
+                    logprob_model: model,
+                    logprob_sampled: sampled,
+                    version,
+                })
+                .collect(),
+            Origin::Context => Vec::new(),
+        })
     }
+
+    /// Packs the kept part for supervised training: every generated token of the kept branches is
+    /// a target, whether or not the engine told its log-probability (a scripted teacher has none).
+    ///
+    /// # Errors
+    /// As [`Kept::train_tree`].
+    pub fn supervised_tree(&self, tree: &Tree) -> Result<TrainTree, TreeError> {
+        let generated: Vec<usize> = self
+            .nodes
+            .iter()
+            .copied()
+            .filter(|&node| tree.nodes.get(node).is_none_or(Node::generated))
+            .collect();
+        let targets = |_: &Origin| std::iter::repeat_n(Target::Supervised, usize::MAX);
+        pack(tree, &generated, targets)
+    }
+}
+
+/// The nodes in `trained` and their ancestors, with the targets of the trained ones.
+fn pack<T: IntoIterator<Item = Target>>(
+    tree: &Tree,
+    trained: &[usize],
+    targets_of: impl Fn(&Origin) -> T,
+) -> Result<TrainTree, TreeError> {
+    let mut needed = vec![false; tree.nodes.len()];
+    let mut is_trained = vec![false; tree.nodes.len()];
+    for &node in trained {
+        if node >= tree.nodes.len() {
+            return Err(TreeError::TrainNode {
+                index: node,
+                problem: format!("expected a node below {}", tree.nodes.len()),
+            });
+        }
+        is_trained[node] = true;
+        let mut at = Some(node);
+        while let Some(node) = at
+            && !needed[node]
+        {
+            needed[node] = true;
+            at = tree.nodes[node].parent;
+        }
+    }
+    let mut packed = TrainTree::new();
+    let mut index_of = vec![None; tree.nodes.len()];
+    for (index, node) in tree.nodes.iter().enumerate() {
+        if !needed[index] {
+            continue;
+        }
+        let mut targets = vec![None; node.tokens.len()];
+        if is_trained[index] {
+            for (target, known) in targets.iter_mut().zip(targets_of(&node.origin)) {
+                *target = Some(known);
+            }
+        }
+        let parent = node.parent.and_then(|parent| index_of[parent]);
+        if parent.is_none()
+            && let Some(first) = targets.first_mut()
+        {
+            *first = None;
+        }
+        index_of[index] = Some(packed.push(parent, node.tokens.clone(), targets)?);
+    }
+    Ok(packed)
 }

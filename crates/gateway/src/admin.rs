@@ -135,7 +135,10 @@ async fn optional<T: Default + serde::de::DeserializeOwned>(
     if body.trim_ascii().is_empty() {
         return Ok(T::default());
     }
-    serde_json::from_slice(&body).map_err(|error| bad(format!("request body: {error}")))
+    // Through an object: the derived readers would take a list of values as well.
+    serde_json::from_slice::<serde_json::Map<String, Value>>(&body)
+        .and_then(|object| serde_json::from_value(Value::Object(object)))
+        .map_err(|error| bad(format!("request body: {error}")))
 }
 
 /// Limits of a rollout.

@@ -59,6 +59,8 @@ pub struct Config {
     pub headers_after_ms: u64,
     /// Seconds for a request body to arrive; then 400.
     pub body_timeout_s: u64,
+    /// Seconds that a client may leave a reply unread; then its connection is cut.
+    pub write_timeout_s: u64,
     /// Seconds for one generation; then it counts as an engine failure.
     pub engine_timeout_s: u64,
     /// Seconds that a call waits while the gateway is paused; then 503.
@@ -82,6 +84,7 @@ impl Default for Config {
             keep_alive_s: 5,
             headers_after_ms: 500,
             body_timeout_s: 60,
+            write_timeout_s: 60,
             engine_timeout_s: 600,
             pause_timeout_s: 600,
             replays_max: 2,

@@ -9,8 +9,10 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
 
 use crate::attempt::AttemptGuard;
 
@@ -35,18 +37,41 @@ impl Parked {
 pub(crate) struct Tracked<S> {
     stream: S,
     parked: Arc<Parked>,
+    write_timeout: Duration,
+    /// Runs while a write waits.
+    stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Tracked<S> {
-    pub(crate) fn new(stream: S) -> (Self, Arc<Parked>) {
+    pub(crate) fn new(stream: S, write_timeout: Duration) -> (Self, Arc<Parked>) {
         let parked = Arc::<Parked>::default();
         (
             Self {
                 stream,
                 parked: Arc::clone(&parked),
+                write_timeout,
+                stalled: None,
             },
             parked,
         )
+    }
+
+    /// Turns a write that has waited for too long into an error.
+    fn limited(
+        &mut self,
+        written: Poll<io::Result<usize>>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let limit = self.write_timeout;
+        let stalled = self
+            .stalled
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        ready!(stalled.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -73,7 +98,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Tracked<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.limited(written, context)
     }
 
     fn poll_write_vectored(
@@ -81,7 +107,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Tracked<S> {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.limited(written, context)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -101,5 +128,22 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Tracked<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_stops_reading_is_cut_off() {
+        let (near, far) = tokio::io::duplex(4);
+        let (mut tracked, _parked) = Tracked::new(near, Duration::from_millis(1));
+        tracked.write_all(b"fits").await.unwrap();
+        let error = tracked.write_all(b"does not").await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(far);
     }
 }

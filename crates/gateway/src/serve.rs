@@ -318,7 +318,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     shared.metrics.connections.inc();
-    let (stream, parked) = Tracked::new(stream);
+    let (stream, parked) = Tracked::new(stream, Duration::from_secs(shared.config.write_timeout_s));
     let service = {
         let shared = Arc::clone(&shared);
         service_fn(move |request| {

@@ -4,7 +4,6 @@
 //! Usage: `write_until_killed DIR NUMBER`
 
 #[path = "../tests/support/mod.rs"]
-#[allow(clippy::unwrap_used, reason = "test support")]
 mod support;
 
 use std::io::Write;

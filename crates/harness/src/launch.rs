@@ -16,9 +16,6 @@ use crate::{
 /// One argument may have this many bytes, the closing NUL not counted (a limit of the kernel).
 const ARGUMENT_BYTES_MAX: usize = 128 * 1024 - 1;
 
-/// Where every sandbox has our guest.
-pub const GUEST_PATH: &str = "/run/espalier/guest";
-
 /// Facts of one rollout that a profile may use.
 #[derive(Debug, Clone)]
 pub struct LaunchContext {
@@ -79,7 +76,7 @@ impl Installed {
             bundle: &bundle,
             node: &self.node,
             python: &self.python,
-            guest: GUEST_PATH,
+            guest: sandbox::GUEST_PATH,
             version: &profile.version,
             context_tokens: context.context_tokens,
             reply_tokens_max: context.reply_tokens_max,

@@ -88,6 +88,8 @@ argv --api-key
 argv key-1
 argv --model
 argv policy
+argv --turns-max
+argv 200
 argv --
 argv count "lines"
 of a.txt

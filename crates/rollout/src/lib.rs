@@ -15,7 +15,7 @@
 //! | [`runner`] | one job: attempts, stages, clean-up |
 //! | [`batch`] | many jobs: bounded, in order, resumable, cancellable |
 //! | [`event`] | what a progress display may know, and counters |
-//! | `wiring` | the ports over the real gateway, ledger and verifier |
+//! | [`wiring`] | the ports over the real gateway, ledger and verifier |
 //!
 //! # Invariants
 //! - **I7** A fault is a [`record::Fault`] and never a number: a verdict is recorded only with `Train` or
@@ -51,6 +51,7 @@ pub mod job;
 pub mod ports;
 pub mod runner;
 pub mod settings;
+pub mod wiring;
 
 pub use batch::{BatchError, BatchResult};
 pub use event::{Counts, Event};

@@ -1,0 +1,194 @@
+//! The ports over the real gateway, ledger and verifier.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use engine::Engine;
+use gateway::{Gateway, Open, Status};
+use ledger::Ledger;
+use record::{AttemptOutcome, CallId, Fault, PolicyVersion, Rollout, RolloutId, Verdict};
+use sandbox::{Provider, Sandbox};
+use task::Task;
+
+use crate::{
+    ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
+    runner::Runner,
+    settings::Settings,
+};
+
+impl Runner {
+    /// A runner over the real neighbours. The engine is only asked for its policy version.
+    #[must_use]
+    pub fn new(
+        provider: Arc<dyn Provider>,
+        gateway: Arc<Gateway>,
+        engine: Arc<dyn Engine>,
+        ledger: Ledger,
+        settings: Settings,
+    ) -> Self {
+        Self {
+            provider,
+            capture: Arc::new(RealCapture {
+                gateway,
+                engine,
+                ledger: ledger.clone(),
+            }),
+            store: Arc::new(RealStore { ledger }),
+            judge: Arc::new(RealJudge),
+            settings: Arc::new(settings),
+        }
+    }
+}
+
+/// [`Capture`] over the gateway.
+#[derive(Debug)]
+struct RealCapture {
+    gateway: Arc<Gateway>,
+    engine: Arc<dyn Engine>,
+    ledger: Ledger,
+}
+
+impl RealCapture {
+    fn captured(status: &Status) -> Captured {
+        Captured {
+            calls: status.calls,
+            in_flight: status.in_flight,
+            refused: u32::from(status.calls_max_hit),
+            too_long: false,
+            fault: status.last_fault.map(|fault| {
+                let reason = format!(
+                    "a call got no answer: {} engine failures over {} attempts of {} calls",
+                    status.engine_failures, status.attempts, status.calls
+                );
+                (fault, reason)
+            }),
+            settled: status.settled,
+        }
+    }
+
+    /// Looks at the harness's last call: what the engine said when it failed, and whether it did
+    /// not fit (an earlier one that did not may have been cured by compaction).
+    async fn look_at_last(&self, id: &RolloutId, captured: &mut Captured) {
+        let Some(index) = captured.calls.checked_sub(1) else {
+            return;
+        };
+        let ledger = self.ledger.clone();
+        let call = CallId {
+            rollout: id.clone(),
+            index,
+        };
+        let read = tokio::task::spawn_blocking(move || ledger.call(&call)).await;
+        let call = match read {
+            Ok(Ok(Some(call))) => call,
+            Ok(Ok(None)) => return,
+            Ok(Err(error)) => {
+                captured.fault = Some((Fault::GatewayFailed, error.to_string()));
+                return;
+            }
+            Err(_) => return,
+        };
+        match call.attempts.last().map(|attempt| &attempt.outcome) {
+            Some(AttemptOutcome::TooLong { .. }) => captured.too_long = true,
+            Some(AttemptOutcome::EngineFailed { reason }) => {
+                if let Some((_, told)) = &mut captured.fault {
+                    *told = format!("{reason} ({told})");
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[async_trait]
+impl Capture for RealCapture {
+    async fn open(&self, open: OpenSession) -> Result<Session, String> {
+        let access = self
+            .gateway
+            .open(Open {
+                spec: open.spec,
+                sampling: open.sampling,
+                sampling_fixed: open.sampling_fixed,
+                calls_max: open.calls_max,
+                key: None,
+            })
+            .map_err(|error| error.to_string())?;
+        Ok(Session {
+            key: access.key,
+            path: access.path,
+        })
+    }
+
+    fn status(&self, id: &RolloutId) -> Option<Captured> {
+        self.gateway
+            .status(id)
+            .map(|status| Self::captured(&status))
+    }
+
+    async fn settle(
+        &self,
+        id: &RolloutId,
+        quiet: Duration,
+        limit: Duration,
+    ) -> Result<Captured, String> {
+        let status = self
+            .gateway
+            .settle(id, quiet, limit)
+            .await
+            .map_err(|error| error.to_string())?;
+        let mut captured = Self::captured(&status);
+        if status.too_long > 0 || status.last_fault.is_some() {
+            self.look_at_last(id, &mut captured).await;
+        }
+        Ok(captured)
+    }
+
+    fn close(&self, id: &RolloutId) {
+        self.gateway.close(id);
+    }
+
+    fn policy(&self) -> PolicyVersion {
+        self.engine.policy_version()
+    }
+}
+
+/// [`Store`] over the ledger.
+#[derive(Debug)]
+struct RealStore {
+    ledger: Ledger,
+}
+
+#[async_trait]
+impl Store for RealStore {
+    async fn put(&self, rollout: Rollout) -> Result<(), String> {
+        self.ledger
+            .put_rollout(rollout)
+            .await
+            .map_err(|error| error.to_string())
+    }
+
+    async fn get(&self, id: &RolloutId) -> Result<Option<Rollout>, String> {
+        let (ledger, id) = (self.ledger.clone(), id.clone());
+        tokio::task::spawn_blocking(move || ledger.rollout(&id))
+            .await
+            .map_err(|error| error.to_string())?
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// [`Judge`] over the verifier.
+#[derive(Debug)]
+struct RealJudge;
+
+#[async_trait]
+impl Judge for RealJudge {
+    async fn verify(&self, task: &Task, sandbox: &dyn Sandbox) -> Result<Verdict, JudgeError> {
+        verify::verify(task, sandbox)
+            .await
+            .map_err(|error| match error.fault() {
+                Fault::SandboxLost | Fault::SandboxStart => {
+                    JudgeError::SandboxLost(error.to_string())
+                }
+                _ => JudgeError::Failed(error.to_string()),
+            })
+    }
+}

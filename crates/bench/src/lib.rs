@@ -1,1 +1,41 @@
-//! Statistics of evaluations: pass@1, intervals.
+//! Statistics of evaluations. Pure functions over successes: no ledger, no clock; the only
+//! randomness is a seeded generator in [`bootstrap`].
+//!
+//! | question | answer |
+//! |---|---|
+//! | how good is it? | [`pass_at_1`]: mean over tasks of the share of passed samples |
+//! | how sure? | its 95 % interval, see below |
+//! | is B better than A? | [`paired_difference`] over the tasks that both were given |
+//! | does any of k tries pass? | [`pass_at_k`], unbiased |
+//! | do all of k tries pass? | [`pass_pow_k`], unbiased |
+//!
+//! Which interval, and why:
+//! - **One sample per task**: Wilson's score interval (E. B. Wilson 1927). It stays inside [0, 1]
+//!   and keeps its coverage near 0 and 1 and for few tasks, where the textbook interval does not
+//!   (Brown, Cai, DasGupta 2001).
+//! - **Several samples per task**: samples of one task are not independent, so the task is the
+//!   unit: standard error of the task means, times Student's t for the number of tasks, cut to
+//!   [0, 1] (clustered standard errors as in Miller 2024, "Adding Error Bars to Evals"). When all
+//!   task means are equal that error is zero, which says too much for few tasks; then Wilson's
+//!   interval over *tasks* is given instead.
+//! - **Comparison**: paired by task, because tasks differ more than policies do: Student's t over
+//!   the differences of task means, and for one sample per task McNemar's exact test on the
+//!   tasks where the two disagree. [`bootstrap`] gives a distribution-free interval of the mean
+//!   by resampling tasks.
+//!
+//! Invariants: intervals contain the estimate and lie inside [0, 1] ([-1, 1] for differences);
+//! everything is independent of the order of tasks and samples, except the bootstrap's draw,
+//! which is fixed by seed and order. Limits: a task without samples is left out and counted in
+//! [`PassRate::tasks_empty`]; no tasks at all give `None`.
+
+mod bootstrap;
+mod compare;
+mod interval;
+mod pass;
+mod special;
+
+pub use bootstrap::bootstrap;
+pub use compare::{Difference, mcnemar, paired_difference};
+pub use interval::{Interval, wilson};
+pub use pass::{PassRate, TaskResult, pass_at_1, pass_at_k, pass_pow_k};
+pub use special::student_t_975;

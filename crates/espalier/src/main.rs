@@ -1,1 +1,100 @@
-fn main() {}
+//! The command line. Thin: it reads arguments, calls the rooms below, prints what they found.
+//!
+//! Exit codes: 0 ok, 1 failed, 2 bad usage, 130 interrupted.
+
+mod chart;
+mod commands;
+mod display;
+mod error;
+mod lab;
+mod policy;
+mod recipe;
+mod run_dir;
+mod score;
+mod summary;
+mod teacher;
+mod tensorboard;
+mod text;
+mod training;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use error::CliError;
+
+/// Reinforcement learning of language models through real, unmodified agent harnesses.
+#[derive(Debug, Parser)]
+#[command(name = "espalier", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Print machine-readable JSON on stdout instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train a policy with reinforcement learning through a harness.
+    Train(commands::train::Arguments),
+    /// Train a policy on rollouts of the scripted teacher, captured through the same harness.
+    Sft(commands::sft::Arguments),
+    /// Run rollouts and keep what was captured.
+    Rollout(commands::rollout::Arguments),
+    /// Measure a policy on held-out tasks.
+    Eval(commands::eval::Arguments),
+    /// Serve an engine to any harness and capture every call.
+    Serve(commands::serve::Arguments),
+    /// Look into a run: what became of its rollouts, and the tree of one of them.
+    Inspect(commands::inspect::Arguments),
+    /// Say what works on this machine, and what to do about what does not.
+    Doctor(commands::doctor::Arguments),
+    /// Check tasks, or write the built-in ones to disk.
+    Tasks(commands::tasks::Arguments),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    init_logging();
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return error::report(&CliError::failed(
+                "the async runtime could not start",
+                error,
+            ));
+        }
+    };
+    let json = cli.json;
+    let outcome = runtime.block_on(async {
+        match cli.command {
+            Command::Train(arguments) => commands::train::run(arguments, json).await,
+            Command::Sft(arguments) => commands::sft::run(arguments, json).await,
+            Command::Rollout(arguments) => commands::rollout::run(arguments, json).await,
+            Command::Eval(arguments) => commands::eval::run(arguments, json).await,
+            Command::Serve(arguments) => commands::serve::run(arguments, json).await,
+            Command::Inspect(arguments) => commands::inspect::run(&arguments, json),
+            Command::Doctor(arguments) => commands::doctor::run(arguments, json).await,
+            Command::Tasks(arguments) => commands::tasks::run(arguments, json).await,
+        }
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => error::report(&error),
+    }
+}
+
+/// Logs go to stderr; `ESPALIER_LOG` selects (e.g. `ESPALIER_LOG=gateway=debug`).
+fn init_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ESPALIER_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .compact()
+        .init();
+}

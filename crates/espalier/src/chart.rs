@@ -1,0 +1,238 @@
+//! The reward curve of a training run as an SVG file.
+//!
+//! SVG only: a bitmap would need a font file on the machine, and there may be none. Any browser
+//! shows an SVG.
+
+use std::path::{Path, PathBuf};
+
+use plotters::prelude::*;
+
+use crate::{error::CliError, score::Pass, summary::Summary};
+
+/// The chart's name in a run directory.
+const FILE: &str = "reward.svg";
+
+const WIDTH: u32 = 900;
+const HEIGHT: u32 = 480;
+const INK: RGBColor = RGBColor(0x33, 0x3a, 0x44);
+const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
+const REWARD: RGBColor = RGBColor(0x1b, 0x7f, 0x5c);
+const PASS: RGBColor = RGBColor(0x2f, 0x6f, 0xc4);
+const HELD_OUT: RGBColor = RGBColor(0xc2, 0x5b, 0x12);
+
+/// One training step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Point {
+    /// The step, from 1.
+    pub(crate) step: u64,
+    /// Mean reward of its rollouts, 0 to 1.
+    pub(crate) reward: f64,
+    /// Share of its rollouts with full reward, 0 to 1.
+    pub(crate) pass: f64,
+}
+
+/// An evaluation on held-out tasks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Mark {
+    /// pass@1, 0 to 1.
+    pub(crate) pass: f64,
+    /// Its 95 % interval.
+    pub(crate) ci95: (f64, f64),
+}
+
+/// Evaluations at the ends of the curve.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Marks {
+    /// Before the first step.
+    pub(crate) before: Option<Mark>,
+    /// After the last step.
+    pub(crate) after: Option<Mark>,
+}
+
+/// Why a chart could not be written. The run itself is not affected.
+#[derive(Debug, thiserror::Error)]
+#[error("chart {path} could not be written: {reason}")]
+pub(crate) struct ChartError {
+    path: PathBuf,
+    reason: String,
+}
+
+/// Draws the curve of a finished run into its directory, as `reward.svg`. `pass` is the pass rate
+/// of each step, as `summary.reward` is its reward.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(crate) fn reward_curve(folder: &Path, summary: &Summary, pass: &[f64]) -> Result<(), CliError> {
+    let points: Vec<Point> = (1..)
+        .zip(summary.reward.iter().zip(pass))
+        .map(|(step, (&reward, &pass))| Point { step, reward, pass })
+        .collect();
+    let mark = |pass: &Pass| Some(Mark { pass: pass.pass_at_1, ci95: (pass.ci95[0], pass.ci95[1]) });
+    let marks = Marks { before: mark(&summary.eval.before.sampled), after: mark(&summary.eval.after.sampled) };
+    curve(&folder.join(FILE), &points, marks).map_err(|error| CliError::failed("the reward curve", error))
+}
+
+/// Draws reward and pass rate by step, and the evaluations before and after with their intervals.
+/// Values that are not finite are left out. The file appears whole or not at all.
+///
+/// # Errors
+/// [`ChartError`] when the file cannot be written.
+pub(crate) fn curve(
+    path_svg: &Path,
+    points: &[Point],
+    marks: Marks,
+) -> Result<(), ChartError> {
+    let failed = |reason: String| ChartError {
+        path: path_svg.to_owned(),
+        reason,
+    };
+    let mut text = String::new();
+    draw(&mut text, points, marks).map_err(|error| failed(error.to_string()))?;
+    model::files::write_atomically(path_svg, text.as_bytes())
+        .map_err(|error| failed(error.to_string()))
+}
+
+type DrawError<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
+
+fn draw<'a>(text: &'a mut String, points: &[Point], marks: Marks) -> Result<(), DrawError<'a>> {
+    let last = points.iter().map(|point| point.step).max().unwrap_or(1) as f64;
+    let area = SVGBackend::with_string(text, (WIDTH, HEIGHT)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&area)
+        .caption("reward by step", ("sans-serif", 20).into_font().color(&INK))
+        .margin(16)
+        .x_label_area_size(42)
+        .y_label_area_size(58)
+        // Room at both ends, so that the marks do not sit on the axis.
+        .build_cartesian_2d(-0.03 * last..1.03 * last, 0.0..1.0_f64)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .label_style(("sans-serif", 14).into_font().color(&INK))
+        .x_desc("training step")
+        .y_desc("reward, share of rollouts")
+        .x_label_formatter(&|step| format!("{step:.0}"))
+        .y_label_formatter(&|share| format!("{:.0} %", 100.0 * share))
+        .draw()?;
+    let values: [(&str, RGBColor, fn(&Point) -> f64); 2] = [
+        ("mean reward", REWARD, |point| point.reward),
+        ("pass rate", PASS, |point| point.pass),
+    ];
+    for (name, colour, value) in values {
+        let line: Vec<(f64, f64)> = points
+            .iter()
+            .map(|point| (point.step as f64, value(point)))
+            .filter(|(_, value)| value.is_finite())
+            .collect();
+        chart
+            .draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(3))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(2)));
+    }
+    let marks: Vec<(f64, Mark)> = [(0.0, marks.before), (last, marks.after)]
+        .into_iter()
+        .filter_map(|(step, mark)| Some((step, mark?)))
+        .filter(|(_, mark)| {
+            mark.pass.is_finite() && mark.ci95.0.is_finite() && mark.ci95.1.is_finite()
+        })
+        .collect();
+    if !marks.is_empty() {
+        let cap = 0.008 * last;
+        let bars = marks.iter().flat_map(|(step, mark)| {
+            let (step, (low, high)) = (*step, mark.ci95);
+            let ends = [low, high].map(|end| vec![(step - cap, end), (step + cap, end)]);
+            let lines = ends.into_iter().chain([vec![(step, low), (step, high)]]);
+            lines.map(|line| PathElement::new(line, HELD_OUT.stroke_width(2)))
+        });
+        chart
+            .draw_series(bars)?
+            .label("held-out pass@1, 95 %")
+            .legend(|(x, y)| PathElement::new([(x, y), (x + 22, y)], HELD_OUT.stroke_width(2)));
+        let dots = marks
+            .iter()
+            .map(|(step, mark)| Circle::new((*step, mark.pass), 5, HELD_OUT.filled()));
+        chart.draw_series(dots)?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerRight)
+        .background_style(WHITE)
+        .border_style(GRID)
+        .label_font(("sans-serif", 14).into_font().color(&INK))
+        .draw()?;
+    area.present()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(points: &[Point], marks: Marks) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("reward.svg");
+        curve(&path, points, marks).unwrap();
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    fn point(step: u64, reward: f64) -> Point {
+        Point {
+            step,
+            reward,
+            pass: reward / 2.0,
+        }
+    }
+
+    #[test]
+    fn every_series_and_axis_is_named() {
+        let before = Some(Mark {
+            pass: 0.4,
+            ci95: (0.3, 0.5),
+        });
+        let after = Some(Mark {
+            pass: 0.8,
+            ci95: (0.7, 0.9),
+        });
+        let svg = drawn(
+            &[point(1, 0.4), point(2, 0.6), point(3, 0.8)],
+            Marks { before, after },
+        );
+        assert!(
+            svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"),
+            "{svg}"
+        );
+        for word in [
+            "training step",
+            "mean reward",
+            "pass rate",
+            "held-out pass@1",
+            "100 %",
+        ] {
+            assert!(svg.contains(word), "{word} is missing");
+        }
+        // Two marks of radius 5; curve points have radius 3.
+        assert_eq!(svg.matches("r=\"5\"").count(), 2);
+        assert_eq!(svg.matches("r=\"3\"").count(), 6);
+    }
+
+    #[test]
+    fn nothing_and_numbers_that_are_none_are_drawn_as_nothing() {
+        let empty = drawn(&[], Marks::default());
+        assert!(empty.contains("training step") && !empty.contains("<circle"));
+        let odd = drawn(&[point(1, f64::NAN), point(2, 0.5)], Marks::default());
+        assert!(!odd.contains("NaN") && !odd.contains("held-out"));
+        assert_eq!(odd.matches("<circle").count(), 2);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let error =
+            curve(Path::new("/nonexistent/reward.svg"), &[], Marks::default()).unwrap_err();
+        assert!(
+            error.to_string().contains("/nonexistent/reward.svg"),
+            "{error}"
+        );
+    }
+}

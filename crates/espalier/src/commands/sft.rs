@@ -1,0 +1,205 @@
+//! `espalier sft`: the cold start. The scripted teacher plays reference solutions through the real
+//! harness and gateway; the policy is trained on what was captured.
+
+use std::{path::PathBuf, sync::Arc, time::Instant};
+
+use learner::sft::batch_indexes;
+use ledger::Ledger;
+use model::{Weights, forest};
+use task::Split;
+use tree::{Selection, TrainTree};
+
+use crate::{
+    display::{self, Display},
+    error::CliError,
+    lab::{Lab, Plan},
+    policy,
+    recipe::Recipe,
+    run_dir::RunDir,
+    teacher,
+    training::{self, Harvest},
+};
+
+/// Train a policy on rollouts of the scripted teacher, captured through the same harness.
+///
+/// Example: espalier sft recipes/cold-start.toml --out runs/cold-start
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The recipe.
+    recipe: PathBuf,
+    /// New run directory; with --captures of an earlier one nothing is rolled out.
+    #[arg(long, default_value = "runs/sft")]
+    out: PathBuf,
+    /// Train on the captures of this run instead of making new ones.
+    #[arg(long)]
+    captures: Option<PathBuf>,
+    /// Steps, instead of the recipe's.
+    #[arg(long)]
+    steps: Option<u64>,
+    /// Seed, instead of the recipe's.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// Runs the command.
+pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError> {
+    let mut recipe = Recipe::load(&arguments.recipe)?;
+    recipe.seed = arguments.seed.unwrap_or(recipe.seed);
+    recipe.sft.settings.steps = arguments.steps.unwrap_or(recipe.sft.settings.steps);
+    let display = Display::new(json);
+    let (cancel, _watcher) = super::interrupts();
+    let codec = policy::load_codec(&recipe.policy.folder)?;
+    let dir = RunDir::create(&arguments.out, &recipe)?;
+    let failed = |error| CliError::failed("the run's ledger", error);
+    let ledger = match &arguments.captures {
+        Some(folder) => Ledger::open_read_only(folder).map_err(failed)?,
+        None => capture(&recipe, &dir, &codec, &display, &cancel).await?,
+    };
+    let rollouts = ledger.rollouts(&[]).map_err(failed)?;
+    let mut harvest = Harvest::default();
+    let mut trees: Vec<TrainTree> = Vec::new();
+    let progress = display.steps("trees", rollouts.len() as u64, "rollouts");
+    for rollout in &rollouts {
+        progress.advance("");
+        if rollout
+            .verdict
+            .as_ref()
+            .is_none_or(|verdict| verdict.reward < 1.0)
+        {
+            continue;
+        }
+        let grown =
+            training::grow_supervised(&ledger, rollout, &Selection::default(), &mut harvest)?;
+        trees.extend(grown.filter(|tree| tree.terms() > 0));
+    }
+    progress.done();
+    if trees.is_empty() {
+        return Err(CliError::plain(
+            "there is no rollout with the full reward to learn from",
+            "look at the captures with `espalier inspect`",
+        ));
+    }
+    display.line(&format!(
+        "{} of {} rollouts are solved: {} tokens captured, {} unique within rollouts",
+        trees.len(),
+        rollouts.len(),
+        harvest.tokens_captured,
+        harvest.tokens_unique
+    ));
+    let weights = match &recipe.sft.shape {
+        Some(shape) => {
+            let shape = shape
+                .clone()
+                .validated()
+                .map_err(|reason| CliError::plain("sft.shape", reason))?;
+            let vocabulary = u32::try_from(shape.vocab_size).unwrap_or(u32::MAX);
+            codec
+                .check_model(vocabulary)
+                .map_err(|error| CliError::failed("sft.shape.vocab_size", error))?;
+            Weights::random(shape, recipe.seed)
+        }
+        None => policy::load_weights(&recipe.policy.folder, &codec)?,
+    };
+    train(&recipe, &dir, weights, &trees, &display, &cancel)
+}
+
+/// The teacher's rollouts, captured through harness and gateway.
+async fn capture(
+    recipe: &Recipe,
+    dir: &RunDir,
+    codec: &Arc<codec::Codec>,
+    display: &Display,
+    cancel: &tokio_util::sync::CancellationToken,
+) -> Result<Ledger, CliError> {
+    let tasks = teacher::load_tasks(&recipe.sft.tasks, Split::Train)?;
+    let ledger =
+        Ledger::create(&dir.path).map_err(|error| CliError::failed("the run's ledger", error))?;
+    let engine = teacher::engine(&tasks, codec, teacher::CONTEXT_TOKENS_MAX);
+    let lab = Lab::open(recipe, dir, ledger, Arc::clone(codec), engine).await?;
+    let plan = Plan {
+        split: "teacher",
+        step: 0,
+        samples: 1,
+        temperature: recipe.rollout.temperature,
+    };
+    let jobs = lab.jobs(&tasks, plan)?;
+    let result = lab.run(jobs, "teacher", display, cancel).await;
+    lab.close().await?;
+    if result?.cancelled {
+        return Err(CliError::Interrupted {
+            resume: "start again with another --out".into(),
+        });
+    }
+    Ledger::open_read_only(&dir.path).map_err(|error| CliError::failed("the run's ledger", error))
+}
+
+fn train(
+    recipe: &Recipe,
+    dir: &RunDir,
+    weights: Weights,
+    trees: &[TrainTree],
+    display: &Display,
+    cancel: &tokio_util::sync::CancellationToken,
+) -> Result<(), CliError> {
+    let settings = &recipe.sft.settings;
+    let compute = forest::Settings {
+        threads: recipe.policy.threads,
+        ..forest::Settings::default()
+    };
+    let mut learner = learner::Embedded::new(weights, recipe.sft.optimiser.clone(), compute);
+    let started = Instant::now();
+    let progress = display.steps("sft", settings.steps, "steps");
+    let mut tokens = 0;
+    for step in 0..settings.steps {
+        if cancel.is_cancelled() {
+            return Err(CliError::Interrupted {
+                resume: format!(
+                    "train again on the same captures with --captures {}",
+                    dir.path.display()
+                ),
+            });
+        }
+        let batch: Vec<TrainTree> =
+            batch_indexes(trees.len(), settings.rollouts_per_step, recipe.seed, step)
+                .into_iter()
+                .map(|index| trees[index].clone())
+                .collect();
+        let rate = settings.rate.rate(step, settings.steps);
+        let metrics = learner
+            .supervise(&batch, rate, settings.context_weight)
+            .map_err(|error| CliError::failed(format!("sft step {}", step + 1), error))?;
+        tokens += metrics.tokens_unique;
+        progress.advance(&format!(
+            "loss {:.4} context {:.4}",
+            metrics.loss, metrics.context_loss
+        ));
+        dir.append_metrics(&metrics)?;
+    }
+    progress.done();
+    let out = &recipe.sft.out;
+    let also = policy::text_files(&recipe.policy.folder);
+    learner
+        .save(&dir.checkpoint(settings.steps), settings.steps, &also)
+        .map_err(|error| CliError::failed("the checkpoint", error))?;
+    model::save(&learner.weights(), out, model::files::Precision::Bf16)
+        .map_err(|error| CliError::failed(format!("policy {}", out.display()), error))?;
+    for file in also {
+        if let Some(name) = file.file_name() {
+            let target = out.join(name);
+            if file != target {
+                std::fs::copy(&file, &target).map_err(|error| {
+                    CliError::failed(format!("{} could not be written", target.display()), error)
+                })?;
+            }
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    display.line(&format!(
+        "{} steps in {}: {:.0} unique tokens/s; policy in {}",
+        settings.steps,
+        display::seconds(seconds),
+        tokens as f64 / seconds,
+        out.display()
+    ));
+    Ok(())
+}

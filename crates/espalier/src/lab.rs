@@ -1,0 +1,214 @@
+//! Everything that rollouts need, put together from a recipe: sandboxes, harnesses, gateway,
+//! ledger, runner.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use codec::Codec;
+use engine::Engine;
+use gateway::{Gateway, Listen};
+use harness::{Installed, Profile};
+use ledger::Ledger;
+use record::Sampling;
+use rollout::{BatchResult, Event, GroupPlan, Job, Runner, plan_group};
+use sandbox::LocalProvider;
+use task::Task;
+use tokio_util::sync::CancellationToken;
+
+use crate::{display::Display, error::CliError, recipe::Recipe, run_dir::RunDir};
+
+/// How long calls in flight may take to end when a run stops.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// A running set of rooms.
+pub(crate) struct Lab {
+    pub(crate) ledger: Ledger,
+    pub(crate) codec: Arc<Codec>,
+    gateway: Arc<Gateway>,
+    runner: Runner,
+    harnesses: Vec<Arc<Installed>>,
+    concurrency: usize,
+    seed: u64,
+    sampling: Sampling,
+}
+
+/// Which rollouts to plan.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan<'a> {
+    /// `train`, `eval-before` …; part of the rollouts' names.
+    pub(crate) split: &'a str,
+    pub(crate) step: u64,
+    /// Rollouts per task and harness.
+    pub(crate) samples: u32,
+    pub(crate) temperature: f32,
+}
+
+impl Lab {
+    /// Starts everything. `engine` answers the calls.
+    pub(crate) async fn open(
+        recipe: &Recipe,
+        dir: &RunDir,
+        ledger: Ledger,
+        codec: Arc<Codec>,
+        engine: Arc<dyn Engine>,
+    ) -> Result<Self, CliError> {
+        let harnesses = install(&recipe.harnesses).await?;
+        let socket = socket_path(dir)?;
+        let config = gateway::Config {
+            listen: vec![Listen::Unix(socket.clone())],
+            ..gateway::Config::default()
+        };
+        let gateway = Gateway::start(
+            config,
+            Arc::clone(&engine),
+            Arc::clone(&codec),
+            ledger.clone(),
+        )
+        .await
+        .map_err(|error| CliError::failed("the gateway could not start", error))?;
+        let gateway = Arc::new(gateway);
+        let provider = LocalProvider::start(sandbox::LocalConfig::default())
+            .await
+            .map_err(|error| {
+                CliError::failed(
+                    "sandboxes cannot be made here; `espalier doctor` says more",
+                    error,
+                )
+            })?;
+        let mut settings = rollout::Settings::new(socket);
+        settings.stages = recipe.rollout.stages.clone();
+        settings.limits = recipe.rollout.limits.clone();
+        settings.calls_max = recipe.rollout.calls_max;
+        settings.context_tokens = engine.info().context_tokens_max;
+        settings.reply_tokens_max = recipe.rollout.reply_tokens_max;
+        settings.codec_digest = codec.digest().to_owned();
+        let runner = Runner::new(
+            Arc::new(provider),
+            Arc::clone(&gateway),
+            engine,
+            ledger.clone(),
+            settings,
+        );
+        let sampling = Sampling {
+            tokens_max: recipe.rollout.reply_tokens_max,
+            stop_ids: codec.stop_ids().to_vec(),
+            ..Sampling::default()
+        };
+        let (concurrency, seed) = (recipe.rollout.concurrency, recipe.seed);
+        Ok(Self {
+            ledger,
+            codec,
+            gateway,
+            runner,
+            harnesses,
+            concurrency,
+            seed,
+            sampling,
+        })
+    }
+
+    /// Names of the harnesses.
+    pub(crate) fn harness_names(&self) -> Vec<String> {
+        self.harnesses
+            .iter()
+            .map(|installed| installed.profile.name.clone())
+            .collect()
+    }
+
+    /// Jobs for every task with every harness, group by group.
+    pub(crate) fn jobs(&self, tasks: &[Arc<Task>], plan: Plan<'_>) -> Result<Vec<Job>, CliError> {
+        let mut jobs = Vec::new();
+        for task in tasks {
+            for installed in &self.harnesses {
+                let specs = plan_group(GroupPlan {
+                    run_seed: self.seed,
+                    step: u32::try_from(plan.step).unwrap_or(u32::MAX),
+                    split: plan.split,
+                    task: &task.id,
+                    harness: &installed.profile.name,
+                    samples: plan.samples,
+                })
+                .map_err(|error| CliError::failed("a rollout could not be named", error))?;
+                jobs.extend(specs.into_iter().map(|spec| Job {
+                    sampling: Sampling {
+                        temperature: plan.temperature,
+                        seed: spec.seed,
+                        ..self.sampling.clone()
+                    },
+                    spec,
+                    task: Arc::clone(task),
+                    installed: Arc::clone(installed),
+                }));
+            }
+        }
+        Ok(jobs)
+    }
+
+    /// Runs jobs with a progress display. Rollouts that the ledger has are taken from it.
+    pub(crate) async fn run(
+        &self,
+        jobs: Vec<Job>,
+        title: &str,
+        display: &Display,
+        cancel: &CancellationToken,
+    ) -> Result<BatchResult, CliError> {
+        let progress = display.rollouts(title, jobs.len());
+        let watch = |event: &Event| progress.event(event);
+        let result = self
+            .runner
+            .run_batch(jobs, self.concurrency, cancel.clone(), watch)
+            .await
+            .map_err(|error| CliError::failed(format!("{title}: rollouts"), error))?;
+        progress.done();
+        Ok(result)
+    }
+
+    /// Stops everything in order.
+    pub(crate) async fn close(self) -> Result<(), CliError> {
+        let Self {
+            ledger,
+            gateway,
+            runner,
+            ..
+        } = self;
+        gateway.shutdown(DRAIN).await;
+        drop(runner);
+        drop(gateway);
+        ledger
+            .close()
+            .await
+            .map_err(|error| CliError::failed("the ledger could not be closed", error))
+    }
+}
+
+/// Loads and installs harness profiles.
+pub(crate) async fn install(names: &[String]) -> Result<Vec<Arc<Installed>>, CliError> {
+    let cache =
+        harness::cache_folder().map_err(|error| CliError::failed("the harness cache", error))?;
+    let folder = std::env::var_os("ESPALIER_HARNESSES").map(PathBuf::from);
+    let mut harnesses = Vec::new();
+    for name in names {
+        let failed = |error| CliError::failed(format!("harness {name}"), error);
+        let profile = Profile::load(folder.as_deref(), name).map_err(failed)?;
+        harnesses.push(Arc::new(profile.install(&cache).await.map_err(failed)?));
+    }
+    Ok(harnesses)
+}
+
+/// The gateway's socket lives in the run directory; the kernel limits its path to 107 bytes.
+fn socket_path(dir: &RunDir) -> Result<PathBuf, CliError> {
+    let folder = std::fs::canonicalize(&dir.path).map_err(|error| {
+        CliError::failed(format!("run directory {}", dir.path.display()), error)
+    })?;
+    let path = folder.join("gateway.sock");
+    if path.as_os_str().len() > 107 {
+        return Err(CliError::usage(
+            format!(
+                "{}: too long for a unix socket ({} bytes, at most 107)",
+                path.display(),
+                path.as_os_str().len()
+            ),
+            "choose a run directory with a shorter path",
+        ));
+    }
+    Ok(path)
+}

@@ -1,0 +1,75 @@
+//! Loading a policy folder: tokenizer and template, weights.
+
+use std::{path::Path, sync::Arc};
+
+use codec::Codec;
+use engine::{EngineError, embedded};
+use model::Weights;
+
+use crate::{error::CliError, recipe::Recipe};
+
+/// Files of a policy folder that belong into every checkpoint beside the weights.
+pub(crate) const TEXT_FILES: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+];
+
+/// Tokenizer and template.
+pub(crate) fn load_codec(folder: &Path) -> Result<Arc<Codec>, CliError> {
+    Codec::load(folder).map(Arc::new).map_err(|error| {
+        CliError::failed(
+            format!("policy {}: tokenizer and template", folder.display()),
+            error,
+        )
+    })
+}
+
+/// Weights, checked against the tokenizer.
+pub(crate) fn load_weights(folder: &Path, codec: &Codec) -> Result<Weights, CliError> {
+    let weights = model::load(folder).map_err(|error| {
+        CliError::failed(format!("policy {}: weights", folder.display()), error)
+    })?;
+    let vocabulary = u32::try_from(weights.config.vocab_size).unwrap_or(u32::MAX);
+    codec.check_model(vocabulary).map_err(|error| {
+        CliError::failed(
+            format!(
+                "policy {}: tokenizer and weights do not fit",
+                folder.display()
+            ),
+            error,
+        )
+    })?;
+    Ok(weights)
+}
+
+/// The text files that are there, to be copied into checkpoints.
+pub(crate) fn text_files(folder: &Path) -> Vec<std::path::PathBuf> {
+    TEXT_FILES
+        .iter()
+        .map(|name| folder.join(name))
+        .filter(|path| path.is_file())
+        .collect()
+}
+
+/// Starts the embedded engine over these weights.
+pub(crate) fn start_engine(
+    recipe: &Recipe,
+    codec: &Arc<Codec>,
+    weights: Arc<Weights>,
+    version: record::PolicyVersion,
+) -> Result<Arc<embedded::Embedded>, EngineError> {
+    let detokenise = {
+        let codec = Arc::clone(codec);
+        Arc::new(move |ids: &[u32]| codec.decode(ids)) as embedded::Detokenise
+    };
+    let settings = embedded::Settings {
+        threads: recipe.policy.threads,
+        detokenise: Some(detokenise),
+        ..embedded::Settings::default()
+    };
+    let name = recipe.policy.folder.display().to_string();
+    embedded::Embedded::start(&name, weights, version, settings).map(Arc::new)
+}

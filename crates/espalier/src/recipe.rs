@@ -1,0 +1,278 @@
+//! A recipe: everything that a run depends on, in one TOML file. Strict: an unknown key or a
+//! wrong type names file, line, key and what was expected.
+
+use std::path::{Path, PathBuf};
+
+use learner::{Schedule, grpo::GrpoSettings};
+use model::adamw::AdamWSettings;
+use objective::Scale;
+use sandbox::Limits;
+use serde::{Deserialize, Serialize};
+use tree::Selection;
+
+use crate::error::CliError;
+
+/// The whole recipe, as written or with defaults filled in.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Recipe {
+    /// Seed of every random choice of the run.
+    #[serde(default)]
+    pub(crate) seed: u64,
+    /// Where the policy comes from.
+    pub(crate) policy: PolicySource,
+    /// What to train and evaluate on.
+    #[serde(default)]
+    pub(crate) tasks: TaskSources,
+    /// Harness profiles; a batch draws every task with every one of them.
+    #[serde(default = "default_harnesses")]
+    pub(crate) harnesses: Vec<String>,
+    /// How rollouts are run.
+    #[serde(default)]
+    pub(crate) rollout: RolloutSettings,
+    /// Reinforcement learning.
+    #[serde(default)]
+    pub(crate) train: TrainSettings,
+    /// Evaluation.
+    #[serde(default)]
+    pub(crate) eval: EvalSettings,
+    /// The cold start.
+    #[serde(default)]
+    pub(crate) sft: SftRecipe,
+}
+
+fn default_harnesses() -> Vec<String> {
+    vec!["react".into()]
+}
+
+/// Where the policy comes from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PolicySource {
+    /// Hugging Face folder with weights, tokenizer and chat template. For `sft` only tokenizer and
+    /// template are needed.
+    pub(crate) folder: PathBuf,
+    /// Threads that decode and train.
+    #[serde(default = "default_threads")]
+    pub(crate) threads: usize,
+}
+
+fn default_threads() -> usize {
+    2
+}
+
+/// Task sources, as `task::load` takes them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TaskSources {
+    /// Trained on.
+    pub(crate) train: String,
+    /// Evaluated on.
+    pub(crate) held_out: String,
+}
+
+impl Default for TaskSources {
+    fn default() -> Self {
+        Self {
+            train: "chores".into(),
+            held_out: "chores".into(),
+        }
+    }
+}
+
+/// How rollouts are run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct RolloutSettings {
+    /// Sandboxes at once.
+    pub(crate) concurrency: usize,
+    /// Sampling temperature of training and of sampled evaluation.
+    pub(crate) temperature: f32,
+    /// Longest reply of a call.
+    pub(crate) reply_tokens_max: u32,
+    /// Calls of a rollout.
+    pub(crate) calls_max: u32,
+    /// Limits of each stage.
+    pub(crate) stages: rollout::Stages,
+    /// Limits of each sandbox.
+    pub(crate) limits: Limits,
+}
+
+impl Default for RolloutSettings {
+    fn default() -> Self {
+        Self {
+            concurrency: 32,
+            temperature: 1.0,
+            reply_tokens_max: 256,
+            calls_max: 12,
+            stages: rollout::Stages::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Reinforcement learning.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TrainSettings {
+    /// Steps: batches of rollouts, each followed by an update.
+    pub(crate) steps: u64,
+    /// Tasks per step.
+    pub(crate) tasks_per_step: usize,
+    /// Rollouts per task and harness: the size of a group.
+    pub(crate) samples: u32,
+    /// What the differences to the group's mean reward are divided by.
+    pub(crate) scale: Scale,
+    /// Which branches are trained.
+    pub(crate) selection: Selection,
+    /// The loss.
+    pub(crate) grpo: GrpoSettings,
+    /// Learning rate.
+    pub(crate) rate: Schedule,
+    /// The optimiser.
+    pub(crate) optimiser: AdamWSettings,
+    /// A checkpoint every so many steps; the last step always writes one.
+    pub(crate) checkpoint_every: u64,
+}
+
+impl Default for TrainSettings {
+    fn default() -> Self {
+        Self {
+            steps: 30,
+            tasks_per_step: 16,
+            samples: 8,
+            scale: Scale::Std,
+            selection: Selection::default(),
+            grpo: GrpoSettings::default(),
+            rate: Schedule::default(),
+            optimiser: AdamWSettings::default(),
+            checkpoint_every: 5,
+        }
+    }
+}
+
+/// Evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct EvalSettings {
+    /// Held-out tasks; 0 takes all.
+    pub(crate) tasks: usize,
+    /// Sampled rollouts per task.
+    pub(crate) samples: u32,
+    /// One greedy rollout per task beside them.
+    pub(crate) greedy: bool,
+}
+
+impl Default for EvalSettings {
+    fn default() -> Self {
+        Self {
+            tasks: 0,
+            samples: 4,
+            greedy: true,
+        }
+    }
+}
+
+/// The cold start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SftRecipe {
+    /// Task source of the teacher's rollouts.
+    pub(crate) tasks: String,
+    /// Steps and batches.
+    #[serde(flatten)]
+    pub(crate) settings: learner::sft::SftSettings,
+    /// The optimiser.
+    pub(crate) optimiser: AdamWSettings,
+    /// Shape of fresh weights.
+    pub(crate) shape: Option<model::Config>,
+    /// Where the cold-started policy goes.
+    pub(crate) out: PathBuf,
+}
+
+impl Default for SftRecipe {
+    fn default() -> Self {
+        Self {
+            tasks: "chores".into(),
+            settings: learner::sft::SftSettings::default(),
+            optimiser: AdamWSettings::default(),
+            shape: None,
+            out: "runs/policy".into(),
+        }
+    }
+}
+
+impl Recipe {
+    /// Reads a recipe.
+    pub(crate) fn load(path: &Path) -> Result<Self, CliError> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            CliError::usage(
+                format!("recipe {}: {error}", path.display()),
+                "recipes are TOML files, see recipes/",
+            )
+        })?;
+        Self::parse(&text, &path.display().to_string())
+    }
+
+    /// Parses a recipe; `name` is what errors call it.
+    pub(crate) fn parse(text: &str, name: &str) -> Result<Self, CliError> {
+        let recipe: Self = toml::from_str(text).map_err(|error| {
+            let what = format!("recipe {name}: {}", error.to_string().trim_end());
+            CliError::usage(what, "docs/recipes.md lists every key with its default")
+        })?;
+        recipe.check(name)?;
+        Ok(recipe)
+    }
+
+    fn check(&self, name: &str) -> Result<(), CliError> {
+        let wrong = |key: &str, expected: &str, found: String| {
+            let what = format!("recipe {name}: {key}: expected {expected}, found {found}");
+            Err(CliError::usage(
+                what,
+                "docs/recipes.md lists every key with its range",
+            ))
+        };
+        if self.harnesses.is_empty() {
+            return wrong("harnesses", "at least one name", "none".into());
+        }
+        let at_least_one = [
+            ("policy.threads", self.policy.threads as u64),
+            ("rollout.concurrency", self.rollout.concurrency as u64),
+            (
+                "rollout.reply_tokens_max",
+                u64::from(self.rollout.reply_tokens_max),
+            ),
+            ("rollout.calls_max", u64::from(self.rollout.calls_max)),
+            ("train.tasks_per_step", self.train.tasks_per_step as u64),
+            ("train.checkpoint_every", self.train.checkpoint_every),
+            ("eval.samples", u64::from(self.eval.samples)),
+        ];
+        for (key, value) in at_least_one {
+            if value == 0 {
+                return wrong(key, "at least 1", "0".into());
+            }
+        }
+        if self.train.samples < 2 {
+            return wrong(
+                "train.samples",
+                "at least 2 (a group of one has no baseline)",
+                self.train.samples.to_string(),
+            );
+        }
+        let temperature = self.rollout.temperature;
+        if !(temperature.is_finite() && temperature > 0.0) {
+            return wrong(
+                "rollout.temperature",
+                "a number above 0",
+                temperature.to_string(),
+            );
+        }
+        Ok(())
+    }
+
+    /// The recipe with every default filled in, for the run directory.
+    pub(crate) fn to_toml(&self) -> Result<String, CliError> {
+        toml::to_string_pretty(self)
+            .map_err(|error| CliError::failed("the recipe could not be written down", error))
+    }
+}

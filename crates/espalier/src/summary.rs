@@ -1,0 +1,93 @@
+//! `summary.json` of a training run, and the table that a person sees at its end.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{display, score::Evaluation};
+
+/// Tokens of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Tokens {
+    /// Of all calls, prompts and replies.
+    pub(crate) captured: u64,
+    /// Of the rollouts' trees.
+    pub(crate) unique: u64,
+    /// Generated and trained.
+    pub(crate) trained: u64,
+}
+
+/// Wall-clock seconds by phase.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PhaseSeconds {
+    pub(crate) eval: f64,
+    pub(crate) rollout: f64,
+    pub(crate) train: f64,
+}
+
+/// Before and after.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Evaluations {
+    pub(crate) before: Evaluation,
+    pub(crate) after: Evaluation,
+}
+
+/// The whole file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    pub(crate) steps: u64,
+    pub(crate) wall_s: f64,
+    pub(crate) eval: Evaluations,
+    /// Mean reward of each step's rollouts.
+    pub(crate) reward: Vec<f64>,
+    pub(crate) dispositions: BTreeMap<String, u64>,
+    pub(crate) tokens: Tokens,
+    pub(crate) forks: BTreeMap<String, u64>,
+    pub(crate) seconds: PhaseSeconds,
+    pub(crate) seed: u64,
+    pub(crate) harnesses: Vec<String>,
+    pub(crate) versions: BTreeMap<String, String>,
+}
+
+fn percent(value: f64) -> String {
+    format!("{:5.1} %", 100.0 * value)
+}
+
+/// The table at the end of a run.
+pub(crate) fn table(summary: &Summary) -> String {
+    let row = |name: &str, before: &crate::score::Pass, after: &crate::score::Pass| {
+        let interval = |pass: &crate::score::Pass| {
+            format!(
+                "{} [{:.0}, {:.0}]",
+                percent(pass.pass_at_1),
+                100.0 * pass.ci95[0],
+                100.0 * pass.ci95[1]
+            )
+        };
+        let change = 100.0 * (after.pass_at_1 - before.pass_at_1);
+        format!(
+            "{name:<22} {:<20} {:<20} {change:+.1} points\n",
+            interval(before),
+            interval(after)
+        )
+    };
+    let eval = &summary.eval;
+    let mut text = format!(
+        "{:<22} {:<20} {:<20} change\n",
+        "held-out pass@1", "before", "after"
+    );
+    let sampled = format!("sampled, T = {}", eval.after.temperature);
+    text.push_str(&row(&sampled, &eval.before.sampled, &eval.after.sampled));
+    if let (Some(before), Some(after)) = (&eval.before.greedy, &eval.after.greedy) {
+        text.push_str(&row("greedy", before, after));
+    }
+    let pass = &eval.after.sampled;
+    text.push_str(&format!(
+        "{} tasks, {} sampled rollouts each side, 95 % intervals clustered by task; {} steps in {}\n",
+        pass.tasks,
+        pass.n,
+        summary.steps,
+        display::seconds(summary.wall_s)
+    ));
+    text
+}

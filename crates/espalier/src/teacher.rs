@@ -1,0 +1,76 @@
+//! The scripted teacher as an engine: it plays the reference solution of the task that the
+//! rollout is about, in the tool grammar of whatever harness asks.
+
+use std::{collections::HashMap, sync::Arc};
+
+use codec::Codec;
+use engine::{
+    EngineError, Hint,
+    scripted::{Script, Scripted, Voice},
+};
+use record::{Message, TaskId};
+use task::{Step, Task};
+
+use crate::error::CliError;
+
+/// Context that a teacher's harness is told: enough for any prompt.
+pub(crate) const CONTEXT_TOKENS_MAX: u32 = 1 << 17;
+
+#[derive(Debug)]
+struct Teacher {
+    solutions: HashMap<TaskId, Vec<Step>>,
+}
+
+impl Script for Teacher {
+    fn reply(&self, hint: &Hint) -> Result<Message, EngineError> {
+        let rollout = hint.rollout.as_ref().ok_or_else(|| {
+            EngineError::NoScript("the call does not say which rollout it belongs to".into())
+        })?;
+        let steps = self.solutions.get(&rollout.task).ok_or_else(|| {
+            EngineError::NoScript(format!("task {} has no reference solution", rollout.task))
+        })?;
+        task::teacher::next_message(steps, &hint.conversation)
+            .map_err(|error| EngineError::NoScript(error.to_string()))
+    }
+}
+
+/// What a scripted policy's messages are in the tokens of this model.
+pub(crate) fn voice(codec: &Arc<Codec>) -> Voice {
+    let codec = Arc::clone(codec);
+    Arc::new(move |message: &Message| {
+        let text = codec.speak(message).map_err(|error| error.to_string())?;
+        codec.encode(&text).map_err(|error| error.to_string())
+    })
+}
+
+/// A teacher for these tasks; those without a solution are left out.
+pub(crate) fn engine(
+    tasks: &[Arc<Task>],
+    codec: &Arc<Codec>,
+    context_tokens_max: u32,
+) -> Arc<Scripted> {
+    let solutions = tasks
+        .iter()
+        .filter_map(|task| Some((task.id.clone(), task::teacher::reference(task).ok()?)))
+        .collect();
+    Arc::new(Scripted::new(
+        "teacher",
+        Arc::new(Teacher { solutions }),
+        voice(codec),
+        context_tokens_max,
+        codec.vocabulary(),
+    ))
+}
+
+/// Loads one split of a source.
+pub(crate) fn load_tasks(source: &str, split: task::Split) -> Result<Vec<Arc<Task>>, CliError> {
+    let tasks = task::load(source, split)
+        .map_err(|error| CliError::failed(format!("tasks {source}"), error))?;
+    if tasks.is_empty() {
+        return Err(CliError::plain(
+            format!("tasks {source}: there are none"),
+            "give a folder of tasks, or `chores`",
+        ));
+    }
+    Ok(tasks.into_iter().map(Arc::new).collect())
+}

@@ -1,0 +1,168 @@
+//! From finished rollouts to trees and advantages: the part between orchestrator and learner.
+
+use std::collections::BTreeMap;
+
+use learner::grpo::ScoredTree;
+use ledger::Ledger;
+use objective::{Scale, group_advantages};
+use record::Rollout;
+use serde::{Deserialize, Serialize};
+use tree::{Selection, TrainTree, Tree, select};
+
+use crate::error::CliError;
+
+/// What became of a batch's rollouts on their way to the learner.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Harvest {
+    /// Groups with a vote.
+    pub(crate) groups: usize,
+    /// Of those, groups whose rewards are all equal: nothing to learn.
+    pub(crate) groups_zero_variance: usize,
+    /// Mean reward over rollouts with a vote.
+    pub(crate) reward: f64,
+    /// Part of them with the full reward.
+    pub(crate) pass: f64,
+    /// Rollouts with a vote.
+    pub(crate) voted: usize,
+    /// Rollouts by disposition.
+    pub(crate) dispositions: BTreeMap<String, u64>,
+    /// Rollouts that are out because of the shape of their tree.
+    pub(crate) over_branched: usize,
+    /// Divergences by cause.
+    pub(crate) forks: BTreeMap<String, u64>,
+    /// Prompt tokens that those cost.
+    pub(crate) fork_tokens: u64,
+    /// Tokens of all calls, prompts and replies.
+    pub(crate) tokens_captured: u64,
+    /// Tokens of the trees.
+    pub(crate) tokens_unique: u64,
+    /// Generated tokens on the way to the learner.
+    pub(crate) tokens_trained: u64,
+    /// Generated tokens that carried no log-probability (I4).
+    pub(crate) tokens_without_logprobs: u64,
+    /// Model calls.
+    pub(crate) calls: u64,
+}
+
+/// A rollout's tree and what was kept of it.
+pub(crate) struct Grown {
+    pub(crate) tree: Tree,
+    pub(crate) train: Option<TrainTree>,
+}
+
+/// Builds a rollout's tree from the ledger and selects.
+pub(crate) fn grow(
+    ledger: &Ledger,
+    rollout: &Rollout,
+    selection: &Selection,
+    harvest: &mut Harvest,
+) -> Result<Grown, CliError> {
+    let id = &rollout.spec.id;
+    let failed =
+        |error: tree::TreeError| CliError::failed(format!("rollout {id}: its tree"), error);
+    let calls = ledger
+        .calls(id)
+        .map_err(|error| CliError::failed(format!("rollout {id}: its calls"), error))?;
+    let tree = Tree::build(&calls).map_err(failed)?;
+    let kept = select(&tree, selection);
+    harvest.calls += calls.len() as u64;
+    let stats = tree.stats();
+    harvest.tokens_captured += stats.tokens_logical as u64;
+    harvest.tokens_unique += stats.tokens_unique as u64;
+    harvest.tokens_without_logprobs += kept.tokens_without_logprobs as u64;
+    for fork in &tree.forks {
+        *harvest
+            .forks
+            .entry(fork.cause.name().to_owned())
+            .or_default() += 1;
+        harvest.fork_tokens += fork.tokens_again as u64;
+    }
+    if kept.discarded.is_some() {
+        harvest.over_branched += 1;
+        return Ok(Grown { tree, train: None });
+    }
+    let train = kept.train_tree(&tree).map_err(failed)?;
+    Ok(Grown {
+        tree,
+        train: Some(train),
+    })
+}
+
+/// Like [`grow`], for supervised training: every generated token of the kept branches is a
+/// target, whether or not it has a log-probability.
+pub(crate) fn grow_supervised(
+    ledger: &Ledger,
+    rollout: &Rollout,
+    selection: &Selection,
+    harvest: &mut Harvest,
+) -> Result<Option<TrainTree>, CliError> {
+    let id = &rollout.spec.id;
+    let grown = grow(ledger, rollout, selection, harvest)?;
+    let kept = select(&grown.tree, selection);
+    kept.supervised_tree(&grown.tree)
+        .map(Some)
+        .map_err(|error| CliError::failed(format!("rollout {id}: its tree"), error))
+}
+
+/// Trees and advantages of a batch. Groups are formed by the rollouts' group ids; one vote per
+/// rollout; groups without variance and rollouts without tokens are left out and counted.
+pub(crate) fn harvest(
+    ledger: &Ledger,
+    rollouts: &[&Rollout],
+    selection: &Selection,
+    scale: Scale,
+) -> Result<(Vec<ScoredTree>, Harvest), CliError> {
+    let mut harvest = Harvest::default();
+    let mut groups: BTreeMap<&str, Vec<&Rollout>> = BTreeMap::new();
+    for rollout in rollouts {
+        let Some(disposition) = &rollout.disposition else {
+            continue;
+        };
+        *harvest
+            .dispositions
+            .entry(disposition.name().to_owned())
+            .or_default() += 1;
+        if disposition.has_vote() && rollout.verdict.is_some() {
+            groups
+                .entry(rollout.spec.group.as_str())
+                .or_default()
+                .push(rollout);
+        }
+    }
+    let mut scored = Vec::new();
+    for group in groups.values() {
+        harvest.groups += 1;
+        let rewards: Vec<f64> = group
+            .iter()
+            .filter_map(|r| r.verdict.as_ref())
+            .map(|v| v.reward)
+            .collect();
+        harvest.voted += rewards.len();
+        harvest.reward += rewards.iter().sum::<f64>();
+        harvest.pass += rewards.iter().filter(|reward| **reward >= 1.0).count() as f64;
+        let advantages = group_advantages(&rewards, scale);
+        harvest.groups_zero_variance += usize::from(advantages.zero_variance);
+        for (rollout, advantage) in group.iter().zip(advantages.values) {
+            let grown = grow(ledger, rollout, selection, &mut harvest)?;
+            let trains = rollout
+                .disposition
+                .as_ref()
+                .is_some_and(record::Disposition::trains);
+            let Some(train) = grown.train.filter(|train| trains && train.terms() > 0) else {
+                continue;
+            };
+            if advantages.zero_variance {
+                continue;
+            }
+            harvest.tokens_trained += train.terms() as u64;
+            scored.push(ScoredTree {
+                tree: train,
+                advantage,
+            });
+        }
+    }
+    let voted = harvest.voted.max(1) as f64;
+    harvest.reward /= voted;
+    harvest.pass /= voted;
+    Ok((scored, harvest))
+}

@@ -304,12 +304,12 @@ fn chores_stay_small() {
         for task in chores::generate(split, 3, 1300) {
             let id = &task.id;
             assert!(task.instruction.len() < 130, "{id}: {}", task.instruction);
-            assert!(task.files.len() <= 4, "{id}");
+            assert!(task.files.len() <= 3, "{id}");
             assert!(
                 task.files.iter().all(|file| file.content.len() < 250),
                 "{id}"
             );
-            assert!((2..=6).contains(&task.solution.len()), "{id}");
+            assert!((2..=5).contains(&task.solution.len()), "{id}");
             assert_eq!(task.solution.last(), Some(&Step::Say("Done.".to_owned())));
             for step in &task.solution {
                 if let Step::Bash(command) = step {

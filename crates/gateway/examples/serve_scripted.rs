@@ -1,15 +1,14 @@
 //! A gateway with a scripted engine, for the crash test and for measuring.
 //!
 //! `serve_scripted DIR` serves one rollout with the key `crash-test-key`, prints its address, and
-//! goes on until it is killed. `serve_scripted DIR bench CLIENTS CALLS` makes the calls itself and
-//! prints how many per second there were.
+//! goes on until it is killed. `serve_scripted DIR bench CLIENTS CALLS` makes the calls itself, one
+//! rollout per client, and prints how many per second there were.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gateway::{Gateway, LocalAddr, Open};
@@ -42,7 +41,7 @@ async fn main() -> Result<(), AnyError> {
     // A killed run leaves calls behind; this one has a name of its own.
     let name = format!("run{}", ledger.counts()?.notes);
     ledger.put_note(&name, true.into()).await?;
-    let access = gateway.open(Open {
+    gateway.open(Open {
         calls_max: u32::MAX,
         key: Some(KEY.to_owned()),
         ..support::rollout(&name)
@@ -53,11 +52,12 @@ async fn main() -> Result<(), AnyError> {
     match words.get(1..) {
         Some(["bench", clients, calls]) => {
             let (clients, calls): (u32, u32) = (clients.parse()?, calls.parse()?);
-            let path: Arc<str> = support::path(&access).into();
             let started = Instant::now();
             let mut tasks = tokio::task::JoinSet::new();
             for number in 0..clients {
-                let path = Arc::clone(&path);
+                let access =
+                    gateway.open(support::rollout_of(&format!("{name}.{number}"), calls))?;
+                let path = support::path(&access);
                 tasks.spawn(async move {
                     let mut client = Client::tcp(address).await;
                     for call in 0..calls {

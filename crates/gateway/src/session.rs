@@ -109,7 +109,8 @@ pub(crate) struct Session {
     pub(crate) memory: Mutex<Memory>,
     /// Orders the writes of this rollout to the ledger, so that an older list of attempts never
     /// overwrites a newer one.
-    pub(crate) writing: tokio::sync::Mutex<()>,
+    /// Holds whether calls of an earlier, interrupted run under the same id are out of the ledger.
+    pub(crate) writing: tokio::sync::Mutex<bool>,
     /// Ends the work of this rollout.
     pub(crate) cancel: CancellationToken,
     state: Mutex<State>,

@@ -386,7 +386,17 @@ async fn save(
     } = draft;
     let started = Instant::now();
     {
-        let _in_order = session.writing.lock().await;
+        let unsaved = |error: ledger::LedgerError| Failure {
+            refusal: Refusal::new(Cause::LedgerFailed, error.to_string()),
+            outcome: None,
+            fault: Some(Fault::GatewayFailed),
+        };
+        let mut cleared = session.writing.lock().await;
+        if !*cleared {
+            let forgotten = shared.ledger.forget_calls(&id.rollout).await;
+            forgotten.map_err(unsaved)?;
+            *cleared = true;
+        }
         let call = Call {
             id: id.clone(),
             dialect: work.dialect,
@@ -406,15 +416,7 @@ async fn save(
             parse_failed: answer.as_ref().is_some_and(|answer| answer.parse_failed),
             attempts: session.attempts(work.index),
         };
-        shared
-            .ledger
-            .put_call(call)
-            .await
-            .map_err(|error| Failure {
-                refusal: Refusal::new(Cause::LedgerFailed, error.to_string()),
-                outcome: None,
-                fault: Some(Fault::GatewayFailed),
-            })?;
+        shared.ledger.put_call(call).await.map_err(unsaved)?;
         session.mark_saved(work.index);
     }
     shared

@@ -109,23 +109,25 @@ async fn the_rule_for_repeats_of_a_delivered_call() {
     let world = World::new().await;
     let access = world.open("r");
     let mut client = Client::tcp(world.address()).await;
-    let marked = [("x-stainless-retry-count", "1")];
-    let steps: [(&str, &[(&str, &str)], u32); 9] = [
-        ("a", &[], 1), // new
-        ("a", &[], 1), // right after: replayed
-        ("a", &[], 1), // and once more
-        ("a", &[], 2), // the agent means it: a new call
-        ("b", &[], 3),
-        ("a", &[], 4),     // a later call came in between: new
-        ("b", &marked, 4), // says that it is a retry
-        ("b", &[], 5),
-        ("b", &marked, 5),
+    // What is asked, whether it is marked as a retry, and how many calls there are then.
+    let steps = [
+        ("a", false, 1), // new
+        ("a", false, 1), // right after: replayed
+        ("a", false, 1), // and once more
+        ("a", false, 2), // the agent means it: a new call
+        ("b", false, 3),
+        ("a", false, 4), // a later call came in between: new
+        ("b", true, 4),  // says that it is a retry
+        ("b", false, 5),
+        ("b", true, 5),
     ];
-    for (number, (text, headers, calls)) in steps.iter().enumerate() {
+    for (number, (text, marked, calls)) in steps.into_iter().enumerate() {
+        let mark = [("x-stainless-retry-count", "1")];
+        let headers = if marked { &mark[..] } else { &[] };
         let answer = client.post(&path(&access), headers, &ask(text)).await;
         assert_eq!(answer.status(), 200);
         world.quiet("r").await;
-        assert_eq!(world.status("r").calls, *calls, "step {number}");
+        assert_eq!(world.status("r").calls, calls, "step {number}");
     }
     let calls = world.quiet("r").await;
     assert_eq!(calls[0].attempts.len(), 3);
@@ -410,7 +412,7 @@ async fn at_the_settling_limit_calls_are_refused_and_closing_cuts_the_rest() {
     assert_eq!(slow.answer().await.unwrap().status(), 409);
     assert_eq!(world.ledger.calls(&id("r")).unwrap(), []);
     world.engine.release();
-    // The id may be used again, with a new key.
+    // The id may be used again, with a new key. What an interrupted run had captured under it goes.
     let again = world.open("r");
     assert_ne!(again.key, access.key);
     assert_eq!(
@@ -420,6 +422,30 @@ async fn at_the_settling_limit_calls_are_refused_and_closing_cuts_the_rest() {
     assert_eq!(
         client.post(&path(&access), &[], &ask("x")).await.status(),
         409
+    );
+}
+
+#[tokio::test]
+async fn a_rollout_that_runs_again_does_not_inherit_calls() {
+    let world = World::new().await;
+    let mut client = Client::tcp(world.address()).await;
+    for run in 0..2 {
+        let access = world.open("r");
+        for number in 0..3 - 2 * run {
+            let request = ask(&format!("run {run} call {number}"));
+            assert_eq!(
+                client.post(&path(&access), &[], &request).await.status(),
+                200
+            );
+        }
+        assert!(world.settle("r", PATIENCE).await.settled);
+        world.gateway.close(&id("r"));
+    }
+    let calls = world.ledger.calls(&id("r")).unwrap();
+    assert_eq!(calls.len(), 1);
+    assert_eq!(
+        calls[0].conversation.messages[0].text_content(),
+        "run 1 call 0"
     );
 }
 

@@ -250,13 +250,20 @@ impl Ledger {
         self.put(writer::Change::Note(row)).await
     }
 
-    /// Removes a rollout with its labels and calls: before an unfinished rollout is run again
-    /// under the same id.
+    /// Removes a rollout with its labels and calls.
     ///
     /// # Errors
     /// As [`Ledger::put_call`].
     pub async fn forget(&self, id: &RolloutId) -> Result<(), LedgerError> {
         self.put(writer::Change::Forget(id.clone())).await
+    }
+
+    /// Removes the calls of a rollout: before an unfinished rollout is run again under the same id.
+    ///
+    /// # Errors
+    /// As [`Ledger::put_call`].
+    pub async fn forget_calls(&self, id: &RolloutId) -> Result<(), LedgerError> {
+        self.put(writer::Change::ForgetCalls(id.clone())).await
     }
 
     /// The note under a key.

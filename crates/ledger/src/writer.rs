@@ -22,6 +22,7 @@ pub(crate) enum Change {
     Rollout(RolloutRow),
     Note(NoteRow),
     Forget(record::RolloutId),
+    ForgetCalls(record::RolloutId),
 }
 
 impl Change {
@@ -31,7 +32,7 @@ impl Change {
             Self::Attempts(row) => row.attempts.len(),
             Self::Rollout(row) => row.body.len(),
             Self::Note(row) => row.body.len(),
-            Self::Forget(_) => 0,
+            Self::Forget(_) | Self::ForgetCalls(_) => 0,
         }
     }
 }
@@ -259,9 +260,10 @@ fn apply(connection: &Connection, change: &Change) -> rusqlite::Result<()> {
                 )?
                 .execute(params![row.key, row.body, row.sum])?;
         }
+        Change::ForgetCalls(id) => forget_calls(connection, id)?,
         Change::Forget(id) => {
+            forget_calls(connection, id)?;
             for statement in [
-                "DELETE FROM calls WHERE rollout = ?1",
                 "DELETE FROM labels WHERE rollout = ?1",
                 "DELETE FROM rollouts WHERE id = ?1",
             ] {
@@ -271,5 +273,12 @@ fn apply(connection: &Connection, change: &Change) -> rusqlite::Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+fn forget_calls(connection: &Connection, id: &record::RolloutId) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("DELETE FROM calls WHERE rollout = ?1")?
+        .execute(params![id.as_str()])?;
     Ok(())
 }

@@ -23,7 +23,7 @@ enum Step {
     Attempts { rollout: u8, index: u32, seed: u64 },
     Rollout { rollout: u8, seed: u64 },
     Note { key: u8, value: f64 },
-    Forget { rollout: u8 },
+    Forget { rollout: u8, calls_only: bool },
     Together { seeds: Vec<u64> },
     Reopen { cleanly: bool },
 }
@@ -35,7 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (r.clone(), i, s).prop_map(|(rollout, index, seed)| Step::Attempts { rollout, index, seed }),
         3 => (r.clone(), s).prop_map(|(rollout, seed)| Step::Rollout { rollout, seed }),
         1 => (0..3_u8, any::<f64>().prop_filter("JSON", |f| f.is_finite())).prop_map(|(key, value)| Step::Note { key, value }),
-        1 => r.prop_map(|rollout| Step::Forget { rollout }),
+        1 => (r, any::<bool>()).prop_map(|(rollout, calls_only)| Step::Forget { rollout, calls_only }),
         1 => prop::collection::vec(s, 1..20).prop_map(|seeds| Step::Together { seeds }),
         1 => any::<bool>().prop_map(|cleanly| Step::Reopen { cleanly }),
     ]
@@ -141,10 +141,17 @@ async fn run(steps: Vec<Step>) {
                 ledger.put_note(&key, value.clone()).await.unwrap();
                 model.notes.insert(key, value);
             }
-            Step::Forget { rollout } => {
-                ledger.forget(&id(&name(rollout))).await.unwrap();
+            Step::Forget {
+                rollout,
+                calls_only,
+            } => {
+                if calls_only {
+                    ledger.forget_calls(&id(&name(rollout))).await.unwrap();
+                } else {
+                    ledger.forget(&id(&name(rollout))).await.unwrap();
+                    model.rollouts.remove(&name(rollout));
+                }
                 model.calls.retain(|(of, _), _| *of != name(rollout));
-                model.rollouts.remove(&name(rollout));
             }
             Step::Together { seeds } => {
                 let calls = seeds

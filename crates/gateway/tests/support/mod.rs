@@ -262,6 +262,13 @@ pub fn rollout(name: &str) -> Open {
     }
 }
 
+pub fn rollout_of(name: &str, calls_max: u32) -> Open {
+    Open {
+        calls_max,
+        ..rollout(name)
+    }
+}
+
 pub fn tools() -> Value {
     json!([{"type": "function", "function": {"name": "bash", "description": "runs",
         "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}}])

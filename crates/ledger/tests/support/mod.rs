@@ -4,6 +4,7 @@
     missing_docs,
     unreachable_pub,
     dead_code,
+    clippy::unwrap_used,
     reason = "shared by tests and an example"
 )]
 

@@ -20,7 +20,11 @@ fn main() -> Result<(), Failure> {
     let target = env::var("TARGET")?;
     // The processor's baseline: the guest does no arithmetic worth more, and must run wherever
     // the sandboxes are.
-    let processor = if target.starts_with("x86_64") { " -C target-cpu=x86-64" } else { "" };
+    let processor = if target.starts_with("x86_64") {
+        " -C target-cpu=x86-64"
+    } else {
+        ""
+    };
     let folder = target_folder(&out).join("guest-build");
     let mut cargo = Command::new(env::var("CARGO")?);
     // Cargo describes this crate to us in variables that would confuse it about the other one,
@@ -34,10 +38,21 @@ fn main() -> Result<(), Failure> {
     }
     cargo
         .current_dir(&workspace)
-        .args(["build", "--quiet", "--release", "--package", "guest", "--bin", "guest"])
+        .args([
+            "build",
+            "--quiet",
+            "--release",
+            "--package",
+            "guest",
+            "--bin",
+            "guest",
+        ])
         .args(["--target", &target, "--target-dir"])
         .arg(&folder)
-        .env("RUSTFLAGS", format!("-C target-feature=+crt-static{processor}"))
+        .env(
+            "RUSTFLAGS",
+            format!("-C target-feature=+crt-static{processor}"),
+        )
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s")
         .env("CARGO_PROFILE_RELEASE_LTO", "true")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
@@ -49,15 +64,25 @@ fn main() -> Result<(), Failure> {
     if !status.success() {
         return Err(format!("building the static guest for {target} failed: {status}").into());
     }
-    fs::copy(folder.join(&target).join("release/guest"), out.join("guest"))?;
+    fs::copy(
+        folder.join(&target).join("release/guest"),
+        out.join("guest"),
+    )?;
     Ok(())
 }
 
 /// Variables of cargo that say where and how, not what.
-const KEEP: [&str; 5] =
-    ["CARGO_HOME", "CARGO_MAKEFLAGS", "CARGO_NET_OFFLINE", "CARGO_HTTP_PROXY", "CARGO_TERM_COLOR"];
+const KEEP: [&str; 5] = [
+    "CARGO_HOME",
+    "CARGO_MAKEFLAGS",
+    "CARGO_NET_OFFLINE",
+    "CARGO_HTTP_PROXY",
+    "CARGO_TERM_COLOR",
+];
 
 /// Cargo's target folder: the one above us that it marks.
 fn target_folder(out: &Path) -> &Path {
-    out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists()).unwrap_or(out)
+    out.ancestors()
+        .find(|folder| folder.join("CACHEDIR.TAG").exists())
+        .unwrap_or(out)
 }

@@ -129,7 +129,10 @@ fn try_base(base: &Path, version: Version, controller: Option<&str>) -> io::Resu
             return Err(io::Error::other("the controller is not enabled here"));
         }
         if !has("cgroup.subtree_control") {
-            write(&base.join("cgroup.subtree_control"), &format!("+{controller}"))?;
+            write(
+                &base.join("cgroup.subtree_control"),
+                &format!("+{controller}"),
+            )?;
         }
     }
     let probe = base.join(format!("{PREFIX}probe-{}", std::process::id()));
@@ -154,7 +157,10 @@ impl Places {
             let mount = unified.ok_or_else(missing)?;
             let own = own_folder(mount, self_cgroup).ok_or_else(missing)?;
             let mut first_error = None;
-            for base in own.ancestors().take_while(|a| a.starts_with(&mount.mount_point)) {
+            for base in own
+                .ancestors()
+                .take_while(|a| a.starts_with(&mount.mount_point))
+            {
                 match try_base(base, Version::V2, controller) {
                     Ok(()) => return Ok(base.to_owned()),
                     Err(error) => first_error = first_error.or(Some(error)),
@@ -167,10 +173,14 @@ impl Places {
                 m.version == Version::V1 && m.controllers.iter().any(|c| c == controller)
             });
             let place = match v1.and_then(|mount| own_folder(mount, self_cgroup)) {
-                Some(base) => try_base(&base, Version::V1, None)
-                    .map(|()| Place { version: Version::V1, base }),
-                None => unified_folders(Some(controller))
-                    .map(|base| Place { version: Version::V2, base }),
+                Some(base) => try_base(&base, Version::V1, None).map(|()| Place {
+                    version: Version::V1,
+                    base,
+                }),
+                None => unified_folders(Some(controller)).map(|base| Place {
+                    version: Version::V2,
+                    base,
+                }),
             };
             match (place, controller) {
                 (Ok(place), "memory") => places.memory = Some(place),
@@ -198,8 +208,14 @@ impl Places {
     /// How limits are enforced, and what is missing.
     pub(crate) fn capabilities(&self, host_uid: u32) -> Capabilities {
         let say = |place: &Option<Place>, otherwise: &str| match place {
-            Some(Place { version: Version::V1, .. }) => "cgroup v1".to_owned(),
-            Some(Place { version: Version::V2, .. }) => "cgroup v2".to_owned(),
+            Some(Place {
+                version: Version::V1,
+                ..
+            }) => "cgroup v1".to_owned(),
+            Some(Place {
+                version: Version::V2,
+                ..
+            }) => "cgroup v2".to_owned(),
             None => otherwise.to_owned(),
         };
         let degraded = |(controller, found): &(&str, String)| {
@@ -218,7 +234,11 @@ impl Places {
                     "a sandbox is killed through its PID 1 only, without cgroup.kill as a second way",
                 ),
             };
-            Degraded { name: name.to_owned(), found: found.clone(), costs: costs.to_owned() }
+            Degraded {
+                name: name.to_owned(),
+                found: found.clone(),
+                costs: costs.to_owned(),
+            }
         };
         Capabilities {
             memory: say(&self.memory, "rlimit"),
@@ -261,7 +281,9 @@ impl Places {
             fs::create_dir(&folder).map_err(|e| {
                 io::Error::new(e.kind(), format!("mkdir {}: {e}", folder.display()))
             })?;
-            group.folders.push((if is_v2 { Version::V2 } else { Version::V1 }, folder));
+            group
+                .folders
+                .push((if is_v2 { Version::V2 } else { Version::V1 }, folder));
         }
         if let Some(place) = &self.memory {
             let folder = place.base.join(name);
@@ -281,7 +303,10 @@ impl Places {
             }
         }
         if let Some(place) = &self.pids {
-            write(&place.base.join(name).join("pids.max"), &limits.pids.to_string())?;
+            write(
+                &place.base.join(name).join("pids.max"),
+                &limits.pids.to_string(),
+            )?;
         }
         if let Some(place) = &self.cpu {
             let folder = place.base.join(name);
@@ -301,14 +326,19 @@ impl Places {
     pub(crate) fn sweep(&self) -> usize {
         let mut removed = 0;
         for (is_v2, base) in self.bases() {
-            let Ok(entries) = fs::read_dir(&base) else { continue };
+            let Ok(entries) = fs::read_dir(&base) else {
+                continue;
+            };
             for entry in entries.flatten() {
                 let name = entry.file_name();
                 if !name.to_str().is_some_and(is_garbage) {
                     continue;
                 }
                 let version = if is_v2 { Version::V2 } else { Version::V1 };
-                let mut group = Group { folders: vec![(version, entry.path())], memory: None };
+                let mut group = Group {
+                    folders: vec![(version, entry.path())],
+                    memory: None,
+                };
                 group.kill();
                 removed += usize::from(group.remove());
             }
@@ -320,10 +350,12 @@ impl Places {
 impl Group {
     /// The version 2 folder, for CLONE_INTO_CGROUP.
     pub(crate) fn open_v2(&self) -> Option<OwnedFd> {
-        let (_, folder) = self.folders.iter().find(|(version, _)| *version == Version::V2)?;
-        let flags = rustix::fs::OFlags::PATH
-            | rustix::fs::OFlags::DIRECTORY
-            | rustix::fs::OFlags::CLOEXEC;
+        let (_, folder) = self
+            .folders
+            .iter()
+            .find(|(version, _)| *version == Version::V2)?;
+        let flags =
+            rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
         rustix::fs::open(folder, flags, rustix::fs::Mode::empty()).ok()
     }
 
@@ -396,13 +428,21 @@ fn start_time(pid: u32) -> Option<u64> {
 /// The first part of the names of this process's groups.
 pub(crate) fn own_prefix() -> String {
     let pid = std::process::id();
-    format!("{PREFIX}{}-{pid}-{}", pid_namespace(), start_time(pid).unwrap_or(0))
+    format!(
+        "{PREFIX}{}-{pid}-{}",
+        pid_namespace(),
+        start_time(pid).unwrap_or(0)
+    )
 }
 
 fn is_garbage(name: &str) -> bool {
-    let Some(rest) = name.strip_prefix(PREFIX) else { return false };
+    let Some(rest) = name.strip_prefix(PREFIX) else {
+        return false;
+    };
     let numbers: Vec<u64> = rest.split('-').filter_map(|n| n.parse().ok()).collect();
-    let [namespace, pid, start, _number] = numbers[..] else { return false };
+    let [namespace, pid, start, _number] = numbers[..] else {
+        return false;
+    };
     namespace == pid_namespace() && u32::try_from(pid).ok().and_then(start_time) != Some(start)
 }
 
@@ -450,20 +490,32 @@ mod tests {
         }
     }
 
-    const LIMITS: GroupLimits =
-        GroupLimits { memory_bytes: 64 << 20, pids: 20, cpu_cores: 0.5 };
+    const LIMITS: GroupLimits = GroupLimits {
+        memory_bytes: 64 << 20,
+        pids: 20,
+        cpu_cores: 0.5,
+    };
 
     #[test]
     fn hybrid_machines_take_each_controller_where_it_is() {
         let fake = Fake::new(
             "hybrid",
-            &[("cpu/x", ""), ("memory/us/x", ""), ("unified/cgroup.controllers", "hugetlb")],
+            &[
+                ("cpu/x", ""),
+                ("memory/us/x", ""),
+                ("unified/cgroup.controllers", "hugetlb"),
+            ],
         );
         let places = Places::find_in(
             &fake.text(HYBRID),
             "4:memory:/us\n2:cpu,cpuacct:/\n8:pids:/\n0::/\n",
         );
-        let place = |version, base: &str| Some(Place { version, base: fake.0.join(base) });
+        let place = |version, base: &str| {
+            Some(Place {
+                version,
+                base: fake.0.join(base),
+            })
+        };
         assert_eq!(places.memory, place(Version::V1, "memory/us"));
         assert_eq!(places.cpu, place(Version::V1, "cpu"));
         assert_eq!(places.pids, None);
@@ -473,7 +525,10 @@ mod tests {
         assert_eq!(capabilities.degraded[0].name, "pids-by-rlimit");
 
         let mut group = places.make("espalier-1", LIMITS).unwrap();
-        assert_eq!(fake.read("memory/us/espalier-1/memory.limit_in_bytes"), "67108864");
+        assert_eq!(
+            fake.read("memory/us/espalier-1/memory.limit_in_bytes"),
+            "67108864"
+        );
         assert_eq!(fake.read("cpu/espalier-1/cpu.cfs_quota_us"), "50000");
         group.add(42, true).unwrap();
         assert_eq!(fake.read("memory/us/espalier-1/cgroup.procs"), "42");
@@ -505,7 +560,10 @@ mod tests {
         );
         let mountinfo = fake.text("30 24 0:26 / /CG rw - cgroup2 cgroup2 rw,nsdelegate\n");
         let places = Places::find_in(&mountinfo, "0::/user/own\n");
-        let expected = Some(Place { version: Version::V2, base: fake.0.join("user") });
+        let expected = Some(Place {
+            version: Version::V2,
+            base: fake.0.join("user"),
+        });
         assert_eq!((&places.memory, &places.pids), (&expected, &expected));
         assert_eq!(places.tracking, Some(fake.0.join("user")));
         assert_eq!(places.bases().len(), 1);
@@ -513,18 +571,30 @@ mod tests {
         assert_eq!(fake.read("user/espalier-2/memory.max"), "67108864");
         assert_eq!(fake.read("user/espalier-2/pids.max"), "20");
         assert_eq!(fake.read("user/espalier-2/cpu.max"), "50000 100000");
-        assert_eq!(group.memory_events(), Some(fake.0.join("user/espalier-2/memory.events")));
+        assert_eq!(
+            group.memory_events(),
+            Some(fake.0.join("user/espalier-2/memory.events"))
+        );
         assert!(places.capabilities(0).degraded.is_empty());
     }
 
     #[test]
     fn nothing_mounted_is_four_named_degraded_modes() {
         let places = Places::find_in("", "0::/\n");
-        let names: Vec<_> =
-            places.capabilities(0).degraded.into_iter().map(|d| d.name).collect();
+        let names: Vec<_> = places
+            .capabilities(0)
+            .degraded
+            .into_iter()
+            .map(|d| d.name)
+            .collect();
         assert_eq!(
             names,
-            ["memory-by-rlimit", "pids-by-rlimit", "cpu-unlimited", "no-tracking-group"]
+            [
+                "memory-by-rlimit",
+                "pids-by-rlimit",
+                "cpu-unlimited",
+                "no-tracking-group"
+            ]
         );
         assert_eq!(places.needs_rlimits(), (true, true));
     }
@@ -543,8 +613,17 @@ mod tests {
         assert!(!is_garbage(&own), "{own}");
         let pid = std::process::id();
         assert!(is_garbage(&format!("espalier-{namespace}-{pid}-1-3")));
-        assert!(!is_garbage(&format!("espalier-{}-{pid}-1-3", namespace + 1)));
-        for name in ["espalier-", "espalier-x", "espalier-probe-1", "docker", "espalier-1-2-3"] {
+        assert!(!is_garbage(&format!(
+            "espalier-{}-{pid}-1-3",
+            namespace + 1
+        )));
+        for name in [
+            "espalier-",
+            "espalier-x",
+            "espalier-probe-1",
+            "docker",
+            "espalier-1-2-3",
+        ] {
             assert!(!is_garbage(name), "{name}");
         }
     }

@@ -10,7 +10,10 @@ fn main() -> ExitCode {
         Some("react") => guest::react::run(arguments),
         _ => {
             use std::io::Write;
-            let _ = writeln!(std::io::stderr(), "usage: guest warden | probe | react --help");
+            let _ = writeln!(
+                std::io::stderr(),
+                "usage: guest warden | probe | react --help"
+            );
             ExitCode::from(2)
         }
     }

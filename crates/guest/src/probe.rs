@@ -33,7 +33,9 @@ pub fn run() -> ExitCode {
     let namespaces = NAMESPACES
         .iter()
         .map(|(name, flag)| {
-            let refused = try_clone(libc::CLONE_NEWUSER | flag).err().map(|e| e.to_string());
+            let refused = try_clone(libc::CLONE_NEWUSER | flag)
+                .err()
+                .map(|e| e.to_string());
             ((*name).to_owned(), refused)
         })
         .collect();
@@ -41,7 +43,11 @@ pub fn run() -> ExitCode {
         Ok((capabilities, outcome)) => (Some(capabilities), outcome.err()),
         Err(reason) => (None, Some(reason)),
     };
-    let report = Report { namespaces, capabilities, sandbox };
+    let report = Report {
+        namespaces,
+        capabilities,
+        sandbox,
+    };
     let text = serde_json::to_string(&report).unwrap_or_default();
     match writeln!(std::io::stdout(), "{text}") {
         Ok(()) => ExitCode::SUCCESS,

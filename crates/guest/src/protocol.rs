@@ -176,7 +176,9 @@ impl Frame {
     /// [`ProtocolError::Length`] when the body is over [`BODY_BYTES_MAX`].
     pub fn encode(&self) -> Result<Vec<u8>, ProtocolError> {
         if self.body.len() > BODY_BYTES_MAX {
-            return Err(ProtocolError::Length { bytes: self.body.len() });
+            return Err(ProtocolError::Length {
+                bytes: self.body.len(),
+            });
         }
         let mut bytes = Vec::with_capacity(HEADER_BYTES + self.body.len());
         let length = (HEADER_BYTES - 4 + self.body.len()) as u32;
@@ -211,7 +213,9 @@ impl Decoder {
     /// [`ProtocolError::Length`] and [`ProtocolError::UnknownKind`].
     pub fn next_frame(&mut self) -> Result<Option<Frame>, ProtocolError> {
         let rest = &self.buffer[self.start..];
-        let Some((length, rest)) = rest.split_first_chunk::<4>() else { return Ok(None) };
+        let Some((length, rest)) = rest.split_first_chunk::<4>() else {
+            return Ok(None);
+        };
         let bytes = u32::from_le_bytes(*length) as usize;
         if !(HEADER_BYTES - 4..=BODY_BYTES_MAX + HEADER_BYTES - 4).contains(&bytes) {
             return Err(ProtocolError::Length { bytes });
@@ -221,11 +225,19 @@ impl Decoder {
         {
             return Err(ProtocolError::UnknownKind(*kind));
         }
-        let Some(frame) = rest.get(..bytes) else { return Ok(None) };
-        let Some((header, body)) = frame.split_first_chunk::<5>() else { return Ok(None) };
+        let Some(frame) = rest.get(..bytes) else {
+            return Ok(None);
+        };
+        let Some((header, body)) = frame.split_first_chunk::<5>() else {
+            return Ok(None);
+        };
         let [kind, id @ ..] = *header;
         let kind = Kind::from_byte(kind).ok_or(ProtocolError::UnknownKind(kind))?;
-        let frame = Frame { kind, id: u32::from_le_bytes(id), body: body.to_vec() };
+        let frame = Frame {
+            kind,
+            id: u32::from_le_bytes(id),
+            body: body.to_vec(),
+        };
         self.start += 4 + bytes;
         Ok(Some(frame))
     }
@@ -415,7 +427,11 @@ mod tests {
     use super::*;
 
     fn frames() -> impl Strategy<Value = Vec<Frame>> {
-        let frame = (0..Kind::ALL.len(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..300))
+        let frame = (
+            0..Kind::ALL.len(),
+            any::<u32>(),
+            prop::collection::vec(any::<u8>(), 0..300),
+        )
             .prop_map(|(kind, id, body)| Frame::new(Kind::ALL[kind], id, body));
         prop::collection::vec(frame, 0..8)
     }
@@ -468,16 +484,23 @@ mod tests {
         decoder.push(&((BODY_BYTES_MAX + 6) as u32).to_le_bytes());
         assert_eq!(
             decoder.next_frame(),
-            Err(ProtocolError::Length { bytes: BODY_BYTES_MAX + 6 })
+            Err(ProtocolError::Length {
+                bytes: BODY_BYTES_MAX + 6
+            })
         );
         let mut decoder = Decoder::default();
         decoder.push(&[200, 0, 0, 0, 33]);
         assert_eq!(decoder.next_frame(), Err(ProtocolError::UnknownKind(33)));
         let long = Frame::new(Kind::Stdin, 1, vec![0; BODY_BYTES_MAX + 1]);
         assert!(long.encode().is_err());
-        let longest = Frame::new(Kind::Stdin, 1, vec![0; BODY_BYTES_MAX]).encode().unwrap();
+        let longest = Frame::new(Kind::Stdin, 1, vec![0; BODY_BYTES_MAX])
+            .encode()
+            .unwrap();
         let mut decoder = Decoder::default();
         decoder.push(&longest);
-        assert_eq!(decoder.next_frame().unwrap().unwrap().body.len(), BODY_BYTES_MAX);
+        assert_eq!(
+            decoder.next_frame().unwrap().unwrap().body.len(),
+            BODY_BYTES_MAX
+        );
     }
 }

@@ -12,8 +12,8 @@ use std::{
 
 use rustix::{
     mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, UnmountFlags, fsconfig_create,
-        fsconfig_set_string, fsmount, fsopen, mount_change,
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, UnmountFlags,
+        fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change,
     },
     net::{AddressFamily, SocketType},
     process::{DumpableBehavior, Resource, Rlimit, Signal},
@@ -46,7 +46,10 @@ trait Step<T> {
 
 impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
     fn step(self, step: &str) -> Result<T, SetupError> {
-        self.map_err(|error| SetupError { step: step.to_owned(), error: error.into() })
+        self.map_err(|error| SetupError {
+            step: step.to_owned(),
+            error: error.into(),
+        })
     }
 }
 
@@ -69,22 +72,34 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), String> {
     for path in targets.chain([&plan.workspace, &plan.home]) {
         let plain = path.has_root()
             && path != Path::new("/")
-            && path.components().skip(1).all(|c| matches!(c, Component::Normal(_)));
+            && path
+                .components()
+                .skip(1)
+                .all(|c| matches!(c, Component::Normal(_)));
         if !plain {
             return Err(format!(
                 "{}: expected an absolute path below / without . and ..",
                 path.display()
             ));
         }
-        if ["/proc", "/dev", "/run/espalier"].iter().any(|r| path.starts_with(r)) {
-            return Err(format!("{}: /proc, /dev and /run/espalier are ours", path.display()));
+        if ["/proc", "/dev", "/run/espalier"]
+            .iter()
+            .any(|r| path.starts_with(r))
+        {
+            return Err(format!(
+                "{}: /proc, /dev and /run/espalier are ours",
+                path.display()
+            ));
         }
     }
     if plan.gateway_socket.is_some() && plan.gateway_port == 0 {
         return Err("gateway_port 0: expected the port of the forwarder".to_owned());
     }
     if !(plan.cpu_cores.is_finite() && plan.cpu_cores > 0.0) {
-        return Err(format!("cpu_cores {}: expected more than 0", plan.cpu_cores));
+        return Err(format!(
+            "cpu_cores {}: expected more than 0",
+            plan.cpu_cores
+        ));
     }
     if plan.pids < 4 || plan.memory_bytes < 8 << 20 || plan.disk_bytes < 1 << 20 {
         return Err("limits: expected pids >= 4, memory >= 8 MiB, disk >= 1 MiB".to_owned());
@@ -98,8 +113,11 @@ pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Option<TcpListener>, SetupE
     let _ = rustix::process::setsid();
     sys::new_session_keyring();
     rustix::system::sethostname(b"sandbox").step("sethostname")?;
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .step("making mounts private")?;
+    mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )
+    .step("making mounts private")?;
     let root = prepared.stage.root();
     build_root(prepared, &root)?;
     let listener = network(prepared.plan)?;
@@ -125,7 +143,8 @@ fn become_user(privileged: bool) -> Result<(), SetupError> {
     sets.effective = sets.permitted;
     rustix::thread::set_capabilities(None, sets).step("capset")?;
     // A change of user resets this, so it comes after.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("PR_SET_PDEATHSIG")?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .step("PR_SET_PDEATHSIG")?;
     rustix::process::umask(rustix::fs::Mode::WGRP | rustix::fs::Mode::WOTH);
     Ok(())
 }
@@ -140,7 +159,11 @@ fn new_mount(
         fsconfig_set_string(context.as_fd(), *key, *value)?;
     }
     fsconfig_create(context.as_fd())?;
-    Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+    Ok(fsmount(
+        context.as_fd(),
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        attributes,
+    )?)
 }
 
 fn within(root: &Path, path: &Path) -> PathBuf {
@@ -162,7 +185,10 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
         ("nr_inodes", inodes.to_string()),
         ("mode", "0755".to_owned()),
     ];
-    let options: Vec<_> = options.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    let options: Vec<_> = options
+        .iter()
+        .map(|(key, value)| (*key, value.as_str()))
+        .collect();
     let tree = new_mount("tmpfs", &options, safe).step("mounting the root tmpfs")?;
     attach(&tree, root).step("attaching the root tmpfs")?;
 
@@ -184,9 +210,11 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
     // Not every kernel allows one here; programs that need a terminal then say so themselves.
     let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620")];
     let options = &options[1..];
-    if let Ok(pts) =
-        new_mount("devpts", options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC)
-    {
+    if let Ok(pts) = new_mount(
+        "devpts",
+        options,
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    ) {
         attach(&pts, &root.join("dev/pts")).step("/dev/pts")?;
     }
 
@@ -231,15 +259,17 @@ fn attach_any(tree: &OwnedFd, target: &Path) -> io::Result<()> {
 }
 
 fn network(plan: &Plan) -> Result<Option<TcpListener>, SetupError> {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)
-        .step("socket")?;
+    let socket =
+        rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).step("socket")?;
     sys::loopback_up(socket.as_fd()).step("switching the loopback interface on")?;
     if plan.gateway_socket.is_none() {
         return Ok(None);
     }
     let listener = TcpListener::bind(("127.0.0.1", plan.gateway_port))
         .step("listening on the gateway port")?;
-    listener.set_nonblocking(true).step("listening on the gateway port")?;
+    listener
+        .set_nonblocking(true)
+        .step("listening on the gateway port")?;
     Ok(Some(listener))
 }
 
@@ -247,7 +277,10 @@ fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
     let limit = |resource, value| {
         rustix::process::setrlimit(
             resource,
-            Rlimit { current: Some(value), maximum: Some(value) },
+            Rlimit {
+                current: Some(value),
+                maximum: Some(value),
+            },
         )
     };
     // 1, not 0: the kernel then writes no core file and does not start the host's core handler.
@@ -272,7 +305,11 @@ fn drop_privileges() -> Result<(), SetupError> {
     }
     let _ = rustix::thread::clear_ambient_capability_set();
     let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    let sets = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
     rustix::thread::set_capabilities(None, sets).step("capset")?;
     rustix::thread::set_no_new_privs(true).step("no_new_privs")?;
     // PID 1 holds the control stream: nobody in here may look into it.
@@ -281,7 +318,10 @@ fn drop_privileges() -> Result<(), SetupError> {
 
 /// Points the standard streams at /dev/null.
 pub(crate) fn silence() -> io::Result<()> {
-    let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    let null = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
@@ -290,7 +330,12 @@ pub(crate) fn silence() -> io::Result<()> {
 
 /// The descriptors that setup needs.
 pub(crate) fn descriptors(prepared: &Prepared<'_>) -> Vec<i32> {
-    prepared.mounts.iter().chain(prepared.gateway).map(AsRawFd::as_raw_fd).collect()
+    prepared
+        .mounts
+        .iter()
+        .chain(prepared.gateway)
+        .map(AsRawFd::as_raw_fd)
+        .collect()
 }
 
 /// A C string, or an error that says which one was none.

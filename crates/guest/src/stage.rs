@@ -30,8 +30,13 @@ pub(crate) const READ_ONLY: u64 =
 const PLACES: [&str; 4] = ["/sys/kernel", "/media", "/srv", "/mnt"];
 const SYSTEM_FOLDERS: [&str; 7] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "nix"];
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
-const ETC_FOLDERS: [&str; 5] =
-    ["alternatives", "ssl/certs", "fonts", "pki/tls/certs", "pki/ca-trust/extracted"];
+const ETC_FOLDERS: [&str; 5] = [
+    "alternatives",
+    "ssl/certs",
+    "fonts",
+    "pki/tls/certs",
+    "pki/ca-trust/extracted",
+];
 const ETC_COPIES: [&str; 4] = ["ld.so.cache", "localtime", "mime.types", "os-release"];
 /// [`crate::protocol::GUEST_PATH`], relative.
 const GUEST: &str = "run/espalier/guest";
@@ -83,10 +88,14 @@ impl Stage {
             })?;
         }
         try_namespaces()?;
-        let folder = PLACES.iter().map(Path::new).find(|p| p.is_dir()).ok_or_else(|| Refusal {
-            what: format!("none of the folders {PLACES:?} exists to stage mounts on"),
-            hint: "create an empty /srv".to_owned(),
-        })?;
+        let folder = PLACES
+            .iter()
+            .map(Path::new)
+            .find(|p| p.is_dir())
+            .ok_or_else(|| Refusal {
+                what: format!("none of the folders {PLACES:?} exists to stage mounts on"),
+                hint: "create an empty /srv".to_owned(),
+            })?;
         let mut stage = Self {
             folder: folder.to_owned(),
             system: Vec::new(),
@@ -110,7 +119,11 @@ impl Stage {
     pub(crate) fn shared(&self) -> impl Iterator<Item = (PathBuf, PathBuf)> {
         let base = self.folder.join("base");
         let other = ["etc", "dev", GUEST];
-        self.system.iter().copied().chain(other).map(move |name| (base.join(name), name.into()))
+        self.system
+            .iter()
+            .copied()
+            .chain(other)
+            .map(move |name| (base.join(name), name.into()))
     }
 
     fn fill(&mut self) -> io::Result<()> {
@@ -184,7 +197,9 @@ pub(crate) fn try_clone(flags: libc::c_int) -> io::Result<()> {
 }
 
 fn try_namespaces() -> Result<(), Refusal> {
-    let Err(error) = try_clone(all_namespaces()) else { return Ok(()) };
+    let Err(error) = try_clone(all_namespaces()) else {
+        return Ok(());
+    };
     for (name, flag) in NAMESPACES {
         if let Err(error) = try_clone(libc::CLONE_NEWUSER | flag) {
             return Err(Refusal {
@@ -225,8 +240,14 @@ pub(crate) fn clone_read_only(path: &Path) -> io::Result<OwnedFd> {
 
 /// Attaches a detached mount.
 pub(crate) fn attach(tree: &OwnedFd, target: &Path) -> io::Result<()> {
-    rustix::mount::move_mount(tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-        .map_err(context("move_mount to", target))
+    rustix::mount::move_mount(
+        tree,
+        "",
+        CWD,
+        target,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )
+    .map_err(context("move_mount to", target))
 }
 
 fn fill_etc(etc: &Path) -> io::Result<()> {
@@ -237,7 +258,10 @@ fn fill_etc(etc: &Path) -> io::Result<()> {
         ("group", "agent:x:1000:\nnogroup:x:65534:\n"),
         ("hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
         ("hostname", "sandbox\n"),
-        ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+        (
+            "nsswitch.conf",
+            "passwd: files\ngroup: files\nhosts: files\n",
+        ),
         ("resolv.conf", ""),
         ("shells", "/bin/sh\n/bin/bash\n"),
     ];

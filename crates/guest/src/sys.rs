@@ -2,7 +2,10 @@
 //! crate; every function is safe to call from a process with one thread, which every process
 //! made by the warden is.
 
-#![expect(unsafe_code, reason = "raw system calls: clone3, fork, execve, signalfd, mount_setattr")]
+#![expect(
+    unsafe_code,
+    reason = "raw system calls: clone3, fork, execve, signalfd, mount_setattr"
+)]
 
 use std::{
     ffi::{CStr, CString, c_char, c_long},
@@ -26,7 +29,11 @@ pub(crate) enum Fork<T> {
 }
 
 fn check(result: c_long) -> io::Result<c_long> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
 }
 
 fn to_pid(raw: c_long) -> io::Result<Pid> {
@@ -88,7 +95,11 @@ pub(crate) fn exit_now(code: i32) -> ! {
 /// Replaces the program; returns only on failure.
 pub(crate) fn execve(program: &CStr, argv: &[CString], env: &[CString]) -> io::Error {
     let pointers = |strings: &[CString]| -> Vec<*const c_char> {
-        strings.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect()
+        strings
+            .iter()
+            .map(|s| s.as_ptr())
+            .chain([ptr::null()])
+            .collect()
     };
     let (argv, env) = (pointers(argv), pointers(env));
     // SAFETY: both lists end with null and their strings live until the call returns.
@@ -103,7 +114,11 @@ pub(crate) fn child_signals() -> io::Result<OwnedFd> {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         libc::sigaddset(&raw mut set, libc::SIGCHLD);
-        check(c_long::from(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut())))?;
+        check(c_long::from(libc::sigprocmask(
+            libc::SIG_BLOCK,
+            &raw const set,
+            ptr::null_mut(),
+        )))?;
         let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
         check(c_long::from(fd))?;
         Ok(OwnedFd::from_raw_fd(fd))
@@ -129,7 +144,10 @@ pub(crate) fn kill_all() {
 
 /// Closes every descriptor that is not in `keep` (standard streams are kept only if listed).
 pub(crate) fn close_all_but(keep: &[RawFd]) {
-    let mut keep: Vec<u32> = keep.iter().filter_map(|&fd| u32::try_from(fd).ok()).collect();
+    let mut keep: Vec<u32> = keep
+        .iter()
+        .filter_map(|&fd| u32::try_from(fd).ok())
+        .collect();
     keep.sort_unstable();
     let mut next = 0_u32;
     for fd in keep {
@@ -150,7 +168,12 @@ pub(crate) fn add_mount_attributes(
     attributes: u64,
     recursive: bool,
 ) -> io::Result<()> {
-    let attr = libc::mount_attr { attr_set: attributes, attr_clr: 0, propagation: 0, userns_fd: 0 };
+    let attr = libc::mount_attr {
+        attr_set: attributes,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: 0,
+    };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is empty and null-terminated; `attr` outlives the call.
     check(unsafe {

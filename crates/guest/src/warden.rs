@@ -22,9 +22,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags,
-    },
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags},
     process::{Pid, Signal, WaitOptions, WaitStatus, pidfd_send_signal, waitpid},
 };
 
@@ -64,19 +62,31 @@ pub(crate) struct Warden {
 pub fn run() -> ExitCode {
     // Ctrl-C in the terminal is for the orchestrator, which drains; not for us.
     let _ = rustix::process::setsid();
+    let _ = rustix::thread::set_name(c"espalier-warden");
     let host = rustix::stdio::stdin();
     let mut warden = match Warden::start() {
         Ok(warden) => warden,
         Err(refusal) => {
             let _ = send(
                 host,
-                &FromWarden::Unsupported { what: refusal.what, hint: refusal.hint },
+                &FromWarden::Unsupported {
+                    what: refusal.what,
+                    hint: refusal.hint,
+                },
             );
             return ExitCode::FAILURE;
         }
     };
     let capabilities = warden.capabilities();
-    if send(host, &FromWarden::Ready { version: VERSION, capabilities }).is_ok() {
+    if send(
+        host,
+        &FromWarden::Ready {
+            version: VERSION,
+            capabilities,
+        },
+    )
+    .is_ok()
+    {
         let _ = warden.serve(host);
     }
     warden.shutdown();
@@ -119,7 +129,12 @@ impl Warden {
         let places = Places::find();
         places.sweep();
         let stage = Stage::prepare()?;
-        Ok(Self { stage, places, prefix: own_prefix(), living: BTreeMap::new() })
+        Ok(Self {
+            stage,
+            places,
+            prefix: own_prefix(),
+            living: BTreeMap::new(),
+        })
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
@@ -153,18 +168,29 @@ impl Warden {
         let mut fds = vec![PollFd::from_borrowed_fd(host, PollFlags::IN)];
         let descriptors = self.living.values().map(|l| l.descriptor.as_fd());
         fds.extend(descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let waiting = self.living.values().filter(|living| living.killed.is_none());
-        let timeout = waiting.map(|living| living.deadline).min().and_then(|deadline| {
-            Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()
-        });
+        let waiting = self
+            .living
+            .values()
+            .filter(|living| living.killed.is_none());
+        let timeout = waiting
+            .map(|living| living.deadline)
+            .min()
+            .and_then(|deadline| {
+                Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()
+            });
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         let ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let (first, rest) = fds.split_at(1);
-        let ended =
-            self.living.keys().zip(rest).filter(|(_, fd)| ready(fd)).map(|(id, _)| *id).collect();
+        let ended = self
+            .living
+            .keys()
+            .zip(rest)
+            .filter(|(_, fd)| ready(fd))
+            .map(|(id, _)| *id)
+            .collect();
         Ok((first.iter().any(ready), ended))
     }
 
@@ -190,7 +216,13 @@ impl Warden {
                     living.kill("it was destroyed");
                     Ok(())
                 }
-                None => send(host, &FromWarden::Ended { id, reason: "it had ended".to_owned() }),
+                None => send(
+                    host,
+                    &FromWarden::Ended {
+                        id,
+                        reason: "it had ended".to_owned(),
+                    },
+                ),
             },
         }
     }
@@ -218,8 +250,10 @@ impl Warden {
             pids: plan.pids,
             cpu_cores: plan.cpu_cores,
         };
-        let mut group =
-            self.places.make(&format!("{}-{id}", self.prefix), limits).map_err(|e| e.to_string())?;
+        let mut group = self
+            .places
+            .make(&format!("{}-{id}", self.prefix), limits)
+            .map_err(|e| e.to_string())?;
         let prepared = Prepared {
             stage: &self.stage,
             plan,
@@ -232,7 +266,13 @@ impl Warden {
                 let time = Duration::from_secs(plan.deadline_s.min(u64::from(u32::MAX)));
                 let deadline = Instant::now() + time + DEADLINE_GRACE;
                 let memory_events = group.memory_events();
-                let living = Living { pid, descriptor, group, deadline, killed: None };
+                let living = Living {
+                    pid,
+                    descriptor,
+                    group,
+                    deadline,
+                    killed: None,
+                };
                 self.living.insert(id, living);
                 Ok(memory_events)
             }
@@ -261,13 +301,19 @@ impl Warden {
         let cloned = sys::clone3(flags, folder.as_ref().map(AsFd::as_fd)).or_else(|error| {
             // Some kernels and containers refuse to be born elsewhere; moving in may still work.
             in_v2 = false;
-            if folder.is_some() { sys::clone3(flags, None) } else { Err(error) }
+            if folder.is_some() {
+                sys::clone3(flags, None)
+            } else {
+                Err(error)
+            }
         });
         match cloned.map_err(|e| say("clone3")(&e))? {
             sys::Fork::Child => child(prepared, &go_read, control),
             sys::Fork::Parent((pid, descriptor)) => {
                 let admitted = self.admit(pid, group, in_v2).and_then(|()| {
-                    rustix::io::write(&go_write, b"g").map(|_| ()).map_err(io::Error::from)
+                    rustix::io::write(&go_write, b"g")
+                        .map(|_| ())
+                        .map_err(io::Error::from)
                 });
                 if let Err(error) = admitted {
                     let _ = pidfd_send_signal(&descriptor, Signal::KILL);
@@ -283,8 +329,11 @@ impl Warden {
     fn admit(&self, pid: Pid, group: &Group, in_v2: bool) -> io::Result<()> {
         let pid = pid.as_raw_nonzero().get();
         let map = |file: &str, host: u32| {
-            fs::write(format!("/proc/{pid}/{file}"), format!("{} {host} 1", crate::protocol::UID))
-                .map_err(|e| io::Error::new(e.kind(), format!("{file}: {e}")))
+            fs::write(
+                format!("/proc/{pid}/{file}"),
+                format!("{} {host} 1", crate::protocol::UID),
+            )
+            .map_err(|e| io::Error::new(e.kind(), format!("{file}: {e}")))
         };
         map("uid_map", self.stage.host_uid)?;
         map("gid_map", self.stage.host_gid)?;
@@ -292,12 +341,18 @@ impl Warden {
     }
 
     fn reap(&mut self, host: BorrowedFd<'_>, id: u64) -> io::Result<()> {
-        let Some(mut living) = self.living.remove(&id) else { return Ok(()) };
+        let Some(mut living) = self.living.remove(&id) else {
+            return Ok(());
+        };
         let status = waitpid(Some(living.pid), WaitOptions::empty());
         living.group.kill();
         let reason = living.reason(status.ok().flatten().map(|(_, status)| status));
         let clean = living.group.remove();
-        let reason = if clean { reason } else { format!("{reason}; its groups are still busy") };
+        let reason = if clean {
+            reason
+        } else {
+            format!("{reason}; its groups are still busy")
+        };
         send(host, &FromWarden::Ended { id, reason })
     }
 
@@ -307,7 +362,10 @@ impl Warden {
         }
         let until = Instant::now() + SHUTDOWN_TIMEOUT;
         while let Some((_, mut living)) = self.living.pop_first() {
-            let mut fds = [PollFd::from_borrowed_fd(living.descriptor.as_fd(), PollFlags::IN)];
+            let mut fds = [PollFd::from_borrowed_fd(
+                living.descriptor.as_fd(),
+                PollFlags::IN,
+            )];
             let rest = until.saturating_duration_since(Instant::now());
             let _ = poll(&mut fds, Timespec::try_from(rest).ok().as_ref());
             let _ = waitpid(Some(living.pid), WaitOptions::NOHANG);
@@ -327,7 +385,9 @@ impl Living {
         if let Some(reason) = self.killed {
             return reason.to_owned();
         }
-        let Some(status) = status else { return "it ended in an unknown way".to_owned() };
+        let Some(status) = status else {
+            return "it ended in an unknown way".to_owned();
+        };
         match (status.exit_status(), status.terminating_signal()) {
             (Some(init::EXIT_DEADLINE), _) => "its deadline passed".to_owned(),
             (Some(init::EXIT_CLOSED), _) => "its control stream closed".to_owned(),
@@ -370,6 +430,7 @@ fn child(prepared: &Prepared<'_>, go: &OwnedFd, control: OwnedFd) -> ! {
         sys::exit_now(1);
     }
     let stream = std::os::unix::net::UnixStream::from(control);
+    let _ = rustix::thread::set_name(c"espalier-init");
     match setup::run(prepared) {
         Ok(listener) => {
             // Whatever setup used is not for PID 1.
@@ -387,4 +448,3 @@ fn child(prepared: &Prepared<'_>, go: &OwnedFd, control: OwnedFd) -> ! {
         }
     }
 }
-

@@ -42,7 +42,9 @@ fn bad(name: &str, found: impl Into<String>, costs: &str, advice: &str) -> Check
 }
 
 fn read(path: &str) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+    fs::read_to_string(path)
+        .ok()
+        .map(|text| text.trim().to_owned())
 }
 
 fn number(path: &str) -> Option<u64> {
@@ -79,8 +81,12 @@ fn probe() -> Result<Report, String> {
         .current_dir("/")
         .output()
         .map_err(|e| format!("starting the guest: {e}"))?;
-    serde_json::from_slice(&output.stdout)
-        .map_err(|e| format!("the guest's report is unreadable ({e}); it ended with {}", output.status))
+    serde_json::from_slice(&output.stdout).map_err(|e| {
+        format!(
+            "the guest's report is unreadable ({e}); it ended with {}",
+            output.status
+        )
+    })
 }
 
 fn from_report(report: &Report) -> Vec<Check> {
@@ -91,7 +97,11 @@ fn from_report(report: &Report) -> Vec<Check> {
         .collect();
     let mut checks = Vec::new();
     checks.push(if refused.is_empty() {
-        let names: Vec<_> = report.namespaces.iter().map(|(name, _)| name.as_str()).collect();
+        let names: Vec<_> = report
+            .namespaces
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
         good("namespaces", format!("{} (clone3)", names.join(", ")))
     } else {
         bad(
@@ -118,7 +128,10 @@ fn from_report(report: &Report) -> Vec<Check> {
             ("cpu limit", &capabilities.cpu, "cpu"),
         ];
         for (name, how, key) in limits {
-            let degraded = capabilities.degraded.iter().find(|d| d.name.starts_with(key));
+            let degraded = capabilities
+                .degraded
+                .iter()
+                .find(|d| d.name.starts_with(key));
             checks.push(match degraded {
                 None => good(name, how.clone()),
                 Some(degraded) => bad(
@@ -129,7 +142,10 @@ fn from_report(report: &Report) -> Vec<Check> {
                 ),
             });
         }
-        let tracking = capabilities.degraded.iter().find(|d| d.name.contains("tracking"));
+        let tracking = capabilities
+            .degraded
+            .iter()
+            .find(|d| d.name.contains("tracking"));
         checks.push(match tracking {
             None => good("cgroup.kill", "a cgroup2 tracks every sandbox"),
             Some(degraded) => bad(
@@ -139,19 +155,29 @@ fn from_report(report: &Report) -> Vec<Check> {
                 "mount cgroup2 where this user may make groups",
             ),
         });
-        checks.push(good("user on the host", format!("uid {}", capabilities.host_uid)));
+        checks.push(good(
+            "user on the host",
+            format!("uid {}", capabilities.host_uid),
+        ));
     }
     checks
 }
 
 fn kernel() -> Check {
     let release = read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned());
-    let mut parts = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let mut parts = release
+        .split(['.', '-'])
+        .map_while(|part| part.parse::<u32>().ok());
     let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     if version >= (5, 12) {
         good("kernel", release)
     } else {
-        bad("kernel", release, "the local kind of sandbox does not work", "Linux 5.12 or newer is needed")
+        bad(
+            "kernel",
+            release,
+            "the local kind of sandbox does not work",
+            "Linux 5.12 or newer is needed",
+        )
     }
 }
 
@@ -168,7 +194,11 @@ fn user_namespace_policy() -> Check {
         );
     }
     let switches = [
-        ("kernel.unprivileged_userns_clone", "/proc/sys/kernel/unprivileged_userns_clone", 0),
+        (
+            "kernel.unprivileged_userns_clone",
+            "/proc/sys/kernel/unprivileged_userns_clone",
+            0,
+        ),
         (
             "kernel.apparmor_restrict_unprivileged_userns",
             "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
@@ -185,7 +215,10 @@ fn user_namespace_policy() -> Check {
             );
         }
     }
-    let found = maximum.map_or_else(|| "no limit named".to_owned(), |m| format!("up to {m} per user"));
+    let found = maximum.map_or_else(
+        || "no limit named".to_owned(),
+        |m| format!("up to {m} per user"),
+    );
     good(name, found)
 }
 
@@ -205,7 +238,12 @@ fn overlay() -> Check {
 
 fn process_ids() -> Check {
     let Some(maximum) = number("/proc/sys/kernel/pid_max") else {
-        return bad("process ids", "no /proc/sys/kernel/pid_max", "unknown", "mount /proc");
+        return bad(
+            "process ids",
+            "no /proc/sys/kernel/pid_max",
+            "unknown",
+            "mount /proc",
+        );
     };
     // A harness with its tools is some 30 processes and threads.
     let sandboxes = maximum / 32;
@@ -213,7 +251,12 @@ fn process_ids() -> Check {
     if sandboxes >= 256 {
         good("process ids", found)
     } else {
-        bad("process ids", found, "fewer sandboxes at a time", "sysctl kernel.pid_max=4194304")
+        bad(
+            "process ids",
+            found,
+            "fewer sandboxes at a time",
+            "sysctl kernel.pid_max=4194304",
+        )
     }
 }
 
@@ -237,8 +280,10 @@ fn processor() -> Check {
     let avx2 = std::arch::is_x86_feature_detected!("avx2");
     let fma = std::arch::is_x86_feature_detected!("fma");
     let avx512 = std::arch::is_x86_feature_detected!("avx512f");
-    let found: Vec<_> =
-        [has(avx2, "AVX2"), has(fma, "FMA"), has(avx512, "AVX-512")].into_iter().flatten().collect();
+    let found: Vec<_> = [has(avx2, "AVX2"), has(fma, "FMA"), has(avx512, "AVX-512")]
+        .into_iter()
+        .flatten()
+        .collect();
     if avx2 && fma {
         good("processor", found.join(", "))
     } else {

@@ -35,7 +35,9 @@ pub struct LocalConfig {
 
 impl Default for LocalConfig {
     fn default() -> Self {
-        Self { sandboxes_max: 1024 }
+        Self {
+            sandboxes_max: 1024,
+        }
     }
 }
 
@@ -93,7 +95,11 @@ fn plan(spec: &Spec) -> Plan {
         cpu_cores: limits.cpu_cores,
         disk_bytes: limits.disk_bytes,
         deadline_s: limits.deadline_s,
-        mounts: spec.mounts.iter().map(|m| (m.source.clone(), m.target.clone())).collect(),
+        mounts: spec
+            .mounts
+            .iter()
+            .map(|m| (m.source.clone(), m.target.clone()))
+            .collect(),
         workspace: spec.workspace.clone(),
         home: spec.home.clone(),
         gateway_socket: spec.gateway_socket.clone(),
@@ -114,7 +120,10 @@ impl LocalProvider {
     /// # Errors
     /// [`SandboxError::Create`].
     pub async fn create_local(&self, spec: Spec) -> Result<LocalSandbox, SandboxError> {
-        let failed = |reason: String| SandboxError::Create { name: spec.name.clone(), reason };
+        let failed = |reason: String| SandboxError::Create {
+            name: spec.name.clone(),
+            reason,
+        };
         if self.warden.living() >= self.config.sandboxes_max {
             return Err(failed(format!(
                 "{} sandboxes live already; raise sandboxes_max or run fewer at a time",
@@ -123,7 +132,10 @@ impl LocalProvider {
         }
         let (ours, theirs) =
             UnixStream::pair().map_err(|e| failed(format!("making its control stream: {e}")))?;
-        let made = self.warden.make(&spec.name, plan(&spec), OwnedFd::from(theirs)).await?;
+        let made = self
+            .warden
+            .make(&spec.name, plan(&spec), OwnedFd::from(theirs))
+            .await?;
         let (stream, hello) = Stream::start(ours, &self.warden.tasks)
             .map_err(|e| failed(format!("watching its control stream: {e}")))?;
         let mut env = BTreeMap::from([
@@ -144,7 +156,9 @@ impl LocalProvider {
             Ok(Ok(Answer::SetupFailed(reason))) => Err(failed(reason)),
             Ok(Ok(other)) => Err(failed(format!("unexpected first word {other:?}"))),
             Ok(Err(_)) => {
-                let reason = sandbox.end_reason("its first process ended without a word").await;
+                let reason = sandbox
+                    .end_reason("its first process ended without a word")
+                    .await;
                 Err(failed(reason))
             }
             Err(_) => Err(failed(format!("it was not ready after {HELLO_TIMEOUT:?}"))),
@@ -166,7 +180,9 @@ pub struct LocalSandbox {
 impl LocalSandbox {
     /// Out-of-memory kills so far; 0 where nobody counts them.
     fn memory_kills(&self) -> u64 {
-        let Some(path) = &self.made.memory_events else { return 0 };
+        let Some(path) = &self.made.memory_events else {
+            return 0;
+        };
         let text = std::fs::read_to_string(path).unwrap_or_default();
         text.lines()
             .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
@@ -186,7 +202,10 @@ impl LocalSandbox {
     }
 
     async fn gone(&self, Broken(what): Broken) -> SandboxError {
-        SandboxError::Gone { name: self.name.clone(), reason: self.end_reason(&what).await }
+        SandboxError::Gone {
+            name: self.name.clone(),
+            reason: self.end_reason(&what).await,
+        }
     }
 
     async fn unexpected(&self, answer: Answer) -> SandboxError {
@@ -223,7 +242,11 @@ impl Sandbox for LocalSandbox {
         };
         let memory_kills = self.memory_kills();
         match self.stream.exec(&request, &exec.stdin).await {
-            Ok(Answer::Exited { stdout, stderr, exited }) => Ok(Output {
+            Ok(Answer::Exited {
+                stdout,
+                stderr,
+                exited,
+            }) => Ok(Output {
                 exit: match (exited.timed_out, exited.code, exited.signal) {
                     (true, _, _) => Exit::TimedOut,
                     (_, Some(code), _) => Exit::Code(code),

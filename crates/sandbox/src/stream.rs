@@ -36,7 +36,11 @@ const QUEUE_BYTES_MAX: usize = 4 << 20;
 /// How an operation ended, when the sandbox lived to tell.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    Exited { stdout: Vec<u8>, stderr: Vec<u8>, exited: Exited },
+    Exited {
+        stdout: Vec<u8>,
+        stderr: Vec<u8>,
+        exited: Exited,
+    },
     NotRunnable(String),
     Put,
     Files(Vec<File>),
@@ -94,7 +98,9 @@ pub(crate) struct Stream {
 
 impl Shared {
     fn operations(&self) -> MutexGuard<'_, Operations> {
-        self.operations.lock().unwrap_or_else(PoisonError::into_inner)
+        self.operations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,7 +115,8 @@ impl Drop for Cancel<'_> {
     fn drop(&mut self) {
         self.stream.shared.operations().open.remove(&self.id);
         if self.armed {
-            self.stream.push(&Frame::new(Kind::Cancel, self.id, Vec::new()), None);
+            self.stream
+                .push(&Frame::new(Kind::Cancel, self.id, Vec::new()), None);
         }
     }
 }
@@ -125,14 +132,26 @@ impl Stream {
         let (reader, writer) = UnixStream::from_std(stream)?.into_split();
         let (sender, hello) = oneshot::channel();
         let mut operations = Operations::default();
-        operations.open.insert(0, Operation { partial: Partial::default(), sender });
+        operations.open.insert(
+            0,
+            Operation {
+                partial: Partial::default(),
+                sender,
+            },
+        );
         let shared = Arc::new(Shared {
             operations: Mutex::new(operations),
             goodbye: watch::channel(None).0,
         });
         let (queue, outgoing) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
-        tasks.spawn(carry(Arc::clone(&shared), reader, writer, outgoing, stop.clone()));
+        tasks.spawn(carry(
+            Arc::clone(&shared),
+            reader,
+            writer,
+            outgoing,
+            stop.clone(),
+        ));
         let stream = Self {
             shared,
             queue,
@@ -149,7 +168,10 @@ impl Stream {
     }
 
     fn broken(&self) -> Broken {
-        Broken(self.goodbye().unwrap_or_else(|| "its control stream broke".to_owned()))
+        Broken(
+            self.goodbye()
+                .unwrap_or_else(|| "its control stream broke".to_owned()),
+        )
     }
 
     fn push(&self, frame: &Frame, room: Option<OwnedSemaphorePermit>) {
@@ -162,7 +184,10 @@ impl Stream {
     async fn push_bulk(&self, kind: Kind, id: u32, bytes: &[u8]) {
         for chunk in bytes.chunks(CHUNK_BYTES) {
             // Never closed, and a chunk is smaller than the whole.
-            let room = Arc::clone(&self.room).acquire_many_owned(chunk.len() as u32).await.ok();
+            let room = Arc::clone(&self.room)
+                .acquire_many_owned(chunk.len() as u32)
+                .await
+                .ok();
             self.push(&Frame::new(kind, id, chunk.to_vec()), room);
         }
     }
@@ -178,8 +203,21 @@ impl Stream {
         while id == 0 || operations.open.contains_key(&id) {
             id = self.next_id.fetch_add(1, Ordering::Relaxed);
         }
-        operations.open.insert(id, Operation { partial: Partial::default(), sender });
-        Ok((Cancel { stream: self, id, armed: true }, receiver))
+        operations.open.insert(
+            id,
+            Operation {
+                partial: Partial::default(),
+                sender,
+            },
+        );
+        Ok((
+            Cancel {
+                stream: self,
+                id,
+                armed: true,
+            },
+            receiver,
+        ))
     }
 
     async fn finish(
@@ -215,7 +253,8 @@ impl Stream {
             let (cancel, receiver) = self.begin()?;
             let body = encode_path(u64::from(file.mode), file.path.as_os_str().as_bytes());
             self.push(&Frame::new(Kind::Put, cancel.id, body), None);
-            self.push_bulk(Kind::PutData, cancel.id, &file.content).await;
+            self.push_bulk(Kind::PutData, cancel.id, &file.content)
+                .await;
             self.push(&Frame::new(Kind::PutEnd, cancel.id, Vec::new()), None);
             begun.push((cancel, receiver));
         }
@@ -229,7 +268,11 @@ impl Stream {
     }
 
     /// Reads files.
-    pub(crate) async fn get(&self, path: &std::path::Path, bytes_max: u64) -> Result<Answer, Broken> {
+    pub(crate) async fn get(
+        &self,
+        path: &std::path::Path,
+        bytes_max: u64,
+    ) -> Result<Answer, Broken> {
         use std::os::unix::ffi::OsStrExt;
         let (cancel, receiver) = self.begin()?;
         let body = encode_path(bytes_max, path.as_os_str().as_bytes());
@@ -305,7 +348,9 @@ fn hear(shared: &Shared, frame: Frame) -> Result<(), String> {
         return Ok(());
     }
     let mut operations = shared.operations();
-    let Some(operation) = operations.open.get_mut(&frame.id) else { return Ok(()) };
+    let Some(operation) = operations.open.get_mut(&frame.id) else {
+        return Ok(());
+    };
     let partial = &mut operation.partial;
     let answer = match frame.kind {
         Kind::Stdout => {
@@ -319,7 +364,11 @@ fn hear(shared: &Shared, frame: Frame) -> Result<(), String> {
         Kind::GetFile => {
             let (mode, path) = decode_path(&frame.body).map_err(parsed)?;
             let path = PathBuf::from(OsString::from_vec(path.to_vec()));
-            partial.files.push(File { path, content: Vec::new(), mode: (mode & 0o7777) as u32 });
+            partial.files.push(File {
+                path,
+                content: Vec::new(),
+                mode: (mode & 0o7777) as u32,
+            });
             return Ok(());
         }
         Kind::GetData => {
@@ -341,7 +390,10 @@ fn hear(shared: &Shared, frame: Frame) -> Result<(), String> {
         Kind::Hello => {
             let hello: Hello = frame.parse().map_err(parsed)?;
             if hello.version != VERSION {
-                return Err(format!("protocol version {}, expected {VERSION}", hello.version));
+                return Err(format!(
+                    "protocol version {}, expected {VERSION}",
+                    hello.version
+                ));
             }
             Answer::Hello
         }

@@ -79,7 +79,10 @@ pub(crate) struct Made {
 }
 
 fn unsupported(what: impl Into<String>, hint: &str) -> SandboxError {
-    SandboxError::Unsupported { what: what.into(), hint: hint.to_owned() }
+    SandboxError::Unsupported {
+        what: what.into(),
+        hint: hint.to_owned(),
+    }
 }
 
 impl Warden {
@@ -110,17 +113,33 @@ impl Warden {
             .spawn()
             .map_err(broken("starting the warden"))?;
         let socket = UnixDatagram::from_std(ours.into()).map_err(broken("watching the warden"))?;
-        let shared = Arc::new(Shared { socket, fates: Mutex::default() });
+        let shared = Arc::new(Shared {
+            socket,
+            fates: Mutex::default(),
+        });
         let first = timeout(ANSWER_TIMEOUT, shared.receive())
             .await
-            .map_err(|_| unsupported(format!("the warden said nothing for {ANSWER_TIMEOUT:?}"), hint))?
+            .map_err(|_| {
+                unsupported(
+                    format!("the warden said nothing for {ANSWER_TIMEOUT:?}"),
+                    hint,
+                )
+            })?
             .map_err(broken("the warden's first word"))?;
         let capabilities = match first {
-            FromWarden::Ready { version: VERSION, capabilities } => capabilities,
+            FromWarden::Ready {
+                version: VERSION,
+                capabilities,
+            } => capabilities,
             FromWarden::Unsupported { what, hint } => {
                 return Err(SandboxError::Unsupported { what, hint });
             }
-            other => return Err(unsupported(format!("unexpected first word {other:?}"), hint)),
+            other => {
+                return Err(unsupported(
+                    format!("unexpected first word {other:?}"),
+                    hint,
+                ));
+            }
         };
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
@@ -156,7 +175,10 @@ impl Warden {
         plan: Plan,
         control: OwnedFd,
     ) -> Result<Made, SandboxError> {
-        let failed = |reason: String| SandboxError::Create { name: name.to_owned(), reason };
+        let failed = |reason: String| SandboxError::Create {
+            name: name.to_owned(),
+            reason,
+        };
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (made_sender, made) = oneshot::channel();
         let (ended_sender, ended) = watch::channel(None);
@@ -165,14 +187,30 @@ impl Warden {
             if let Some(reason) = &fates.lost {
                 return Err(failed(reason.clone()));
             }
-            fates.living.insert(id, Fate { made: Some(made_sender), ended: ended_sender });
+            fates.living.insert(
+                id,
+                Fate {
+                    made: Some(made_sender),
+                    ended: ended_sender,
+                },
+            );
         }
         // From here on a drop of this future sends `Destroy`, also when nothing was made.
-        let mut sandbox = Made { warden: Arc::clone(self), id, memory_events: None, ended };
-        let request = serde_json::to_vec(&ToWarden::Create { id, plan: Box::new(plan) })
-            .map_err(|e| failed(format!("a path that is not UTF-8: {e}")))?;
+        let mut sandbox = Made {
+            warden: Arc::clone(self),
+            id,
+            memory_events: None,
+            ended,
+        };
+        let request = serde_json::to_vec(&ToWarden::Create {
+            id,
+            plan: Box::new(plan),
+        })
+        .map_err(|e| failed(format!("a path that is not UTF-8: {e}")))?;
         if request.len() > PACKET_BYTES_MAX {
-            return Err(failed(format!("its description is over {PACKET_BYTES_MAX} bytes")));
+            return Err(failed(format!(
+                "its description is over {PACKET_BYTES_MAX} bytes"
+            )));
         }
         self.shared
             .send(&request, Some(&control))
@@ -186,21 +224,29 @@ impl Warden {
             }
             Ok(Ok(Err(reason))) => Err(failed(reason)),
             Ok(Err(_)) => Err(failed("the warden ended".to_owned())),
-            Err(_) => Err(failed(format!("the warden did not answer for {ANSWER_TIMEOUT:?}"))),
+            Err(_) => Err(failed(format!(
+                "the warden did not answer for {ANSWER_TIMEOUT:?}"
+            ))),
         }
     }
 
     /// Ends the process and waits until it has cleaned up.
     pub(crate) async fn close(self: Arc<Self>) {
-        let process = self.process.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let process = self
+            .process
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         self.tasks.close();
         let tasks = self.tasks.clone();
         // Sandboxes that still hold us keep the warden; the caller has dropped them.
         drop(self);
         if let Some(mut process) = process
-            && timeout(ANSWER_TIMEOUT, async { (tasks.wait().await, process.wait().await) })
-                .await
-                .is_err()
+            && timeout(ANSWER_TIMEOUT, async {
+                (tasks.wait().await, process.wait().await)
+            })
+            .await
+            .is_err()
         {
             tracing::warn!("the warden did not end within {ANSWER_TIMEOUT:?}");
         }
@@ -213,7 +259,10 @@ impl Made {
         self.request_end();
         let gone = timeout(ANSWER_TIMEOUT, self.ended.wait_for(Option::is_some)).await;
         if gone.is_err() {
-            tracing::warn!(id = self.id, "a sandbox did not end within {ANSWER_TIMEOUT:?}");
+            tracing::warn!(
+                id = self.id,
+                "a sandbox did not end within {ANSWER_TIMEOUT:?}"
+            );
         }
     }
 
@@ -268,7 +317,9 @@ impl Shared {
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok(serde_json::from_slice(buffer.get(..count).unwrap_or_default())?)
+        Ok(serde_json::from_slice(
+            buffer.get(..count).unwrap_or_default(),
+        )?)
     }
 
     fn hear(&self, message: FromWarden) {

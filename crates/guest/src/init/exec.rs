@@ -72,7 +72,13 @@ impl Halves {
     fn new(bytes_max: usize) -> Self {
         let tail_max = bytes_max / 2;
         let head_max = bytes_max - tail_max;
-        Self { head: Vec::new(), head_max, tail: VecDeque::new(), tail_max, seen: 0 }
+        Self {
+            head: Vec::new(),
+            head_max,
+            tail: VecDeque::new(),
+            tail_max,
+            seen: 0,
+        }
     }
 
     fn push(&mut self, bytes: &[u8]) {
@@ -80,7 +86,9 @@ impl Halves {
         let room = self.head_max - self.head.len();
         let (first, rest) = bytes.split_at(room.min(bytes.len()));
         self.head.extend_from_slice(first);
-        let rest = rest.get(rest.len().saturating_sub(self.tail_max)..).unwrap_or_default();
+        let rest = rest
+            .get(rest.len().saturating_sub(self.tail_max)..)
+            .unwrap_or_default();
         let surplus = (self.tail.len() + rest.len()).saturating_sub(self.tail_max);
         self.tail.drain(..surplus);
         self.tail.extend(rest);
@@ -181,8 +189,12 @@ impl Running {
 
     pub(super) fn descriptors(&self) -> impl Iterator<Item = (Part, BorrowedFd<'_>)> {
         let pipes = [(Part::Stdout, &self.stdout), (Part::Stderr, &self.stderr)];
-        let pipes = pipes.into_iter().filter_map(|(part, pipe)| Some((part, pipe.as_ref()?.as_fd())));
-        [(Part::Supervisor, self.supervisor.as_fd())].into_iter().chain(pipes)
+        let pipes = pipes
+            .into_iter()
+            .filter_map(|(part, pipe)| Some((part, pipe.as_ref()?.as_fd())));
+        [(Part::Supervisor, self.supervisor.as_fd())]
+            .into_iter()
+            .chain(pipes)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
@@ -200,7 +212,11 @@ impl Running {
         if !self.killed {
             self.killed = true;
             self.timed_out = timed_out;
-            let _ = send(&self.supervisor, b"k", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            let _ = send(
+                &self.supervisor,
+                b"k",
+                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            );
         }
     }
 
@@ -252,7 +268,10 @@ impl Running {
         let (stdout, dropped_stdout) = self.kept_stdout.finish();
         let (stderr, dropped_stderr) = self.kept_stderr.finish();
         let chunks = |kind, bytes: &[u8]| -> Vec<Frame> {
-            bytes.chunks(CHUNK_BYTES).map(|chunk| Frame::new(kind, id, chunk.to_vec())).collect()
+            bytes
+                .chunks(CHUNK_BYTES)
+                .map(|chunk| Frame::new(kind, id, chunk.to_vec()))
+                .collect()
         };
         let mut frames = chunks(Kind::Stdout, &stdout);
         frames.extend(chunks(Kind::Stderr, &stderr));
@@ -276,9 +295,21 @@ fn supervise(
     stdout: &OwnedFd,
     stderr: &OwnedFd,
 ) -> ! {
-    let keep = [0, 1, 2, init.as_raw_fd(), stdin.as_raw_fd(), stdout.as_raw_fd(), stderr.as_raw_fd()];
+    let keep = [
+        0,
+        1,
+        2,
+        init.as_raw_fd(),
+        stdin.as_raw_fd(),
+        stdout.as_raw_fd(),
+        stderr.as_raw_fd(),
+    ];
     sys::close_all_but(&keep);
-    let message = match supervise_leader(request, init, [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]) {
+    let message = match supervise_leader(
+        request,
+        init,
+        [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
+    ) {
         Ok(status) => [b"x".as_slice(), &status.to_le_bytes()].concat(),
         Err(error) => [b"f".as_slice(), error.to_string().as_bytes()].concat(),
     };
@@ -304,7 +335,14 @@ fn supervise_leader(
     };
     drop(failure_write);
     // The streams are the leader's alone from here, so that their ends are seen.
-    sys::close_all_but(&[0, 1, 2, init.as_raw_fd(), signals.as_raw_fd(), failure.as_raw_fd()]);
+    sys::close_all_but(&[
+        0,
+        1,
+        2,
+        init.as_raw_fd(),
+        signals.as_raw_fd(),
+        failure.as_raw_fd(),
+    ]);
     let mut reason = String::new();
     let _ = File::from(failure).read_to_string(&mut reason);
     if !reason.is_empty() {
@@ -373,12 +411,21 @@ fn kill_tree(leader: Pid, signals: &OwnedFd) -> Option<i32> {
 fn descendants(root: Pid) -> Vec<Pid> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|n| n.parse::<i32>().ok())
+        else {
             continue;
         };
         let stat = fs::read(entry.path().join("stat")).unwrap_or_default();
         let parent = stat.rsplit(|b| *b == b')').next().and_then(|rest| {
-            std::str::from_utf8(rest).ok()?.split_whitespace().nth(1)?.parse::<i32>().ok()
+            std::str::from_utf8(rest)
+                .ok()?
+                .split_whitespace()
+                .nth(1)?
+                .parse::<i32>()
+                .ok()
         });
         if let Some(parent) = parent {
             children.entry(parent).or_default().push(pid);
@@ -407,8 +454,15 @@ fn prepare_leader(
     request: &ExecRequest,
     [stdin, stdout, stderr]: [BorrowedFd<'_>; 3],
 ) -> io::Result<(Vec<CString>, Vec<CString>)> {
-    let argv = request.argv.iter().map(|a| c_string(a)).collect::<io::Result<Vec<_>>>()?;
-    let env = request.env.iter().map(|(key, value)| c_string(&format!("{key}={value}")));
+    let argv = request
+        .argv
+        .iter()
+        .map(|a| c_string(a))
+        .collect::<io::Result<Vec<_>>>()?;
+    let env = request
+        .env
+        .iter()
+        .map(|(key, value)| c_string(&format!("{key}={value}")));
     let env = env.collect::<io::Result<Vec<_>>>()?;
     rustix::process::setsid()?;
     // Should someone kill the supervisor, its leader goes with it.
@@ -418,7 +472,10 @@ fn prepare_leader(
     let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     rustix::process::chdir(&request.cwd).map_err(|error| {
         let error = io::Error::from(error);
-        io::Error::new(error.kind(), format!("working folder {}: {error}", request.cwd))
+        io::Error::new(
+            error.kind(),
+            format!("working folder {}: {error}", request.cwd),
+        )
     })?;
     rustix::stdio::dup2_stdin(stdin)?;
     rustix::stdio::dup2_stdout(stdout)?;
@@ -442,7 +499,10 @@ fn run_program(request: &ExecRequest, argv: &[CString], env: &[CString]) -> io::
     for folder in path.split(':').filter(|folder| !folder.is_empty()) {
         let error = try_program(&format!("{folder}/{program}"), argv, env);
         // The most telling error wins, as in every shell.
-        if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) {
+        if !matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+        ) {
             result = error;
         }
     }
@@ -450,7 +510,9 @@ fn run_program(request: &ExecRequest, argv: &[CString], env: &[CString]) -> io::
 }
 
 fn try_program(path: &str, argv: &[CString], env: &[CString]) -> io::Error {
-    let Ok(program) = c_string(path) else { return io::Error::from(Errno::NOENT) };
+    let Ok(program) = c_string(path) else {
+        return io::Error::from(Errno::NOENT);
+    };
     let error = sys::execve(&program, argv, env);
     if error.raw_os_error() != Some(libc::ENOEXEC) {
         return error;
@@ -497,7 +559,10 @@ mod tests {
             .unwrap();
         let mut line = [0; 16];
         let count = child.stdout.as_mut().unwrap().read(&mut line).unwrap();
-        let grandchild: i32 = String::from_utf8_lossy(&line[..count]).trim().parse().unwrap();
+        let grandchild: i32 = String::from_utf8_lossy(&line[..count])
+            .trim()
+            .parse()
+            .unwrap();
         let found = descendants(getpid());
         child.kill().unwrap();
         let _ = kill_process(Pid::from_raw(grandchild).unwrap(), Signal::KILL);

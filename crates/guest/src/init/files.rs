@@ -20,7 +20,10 @@ use crate::protocol::{
 const FILES_MAX: usize = 200_000;
 
 fn failure(path: &Path, error: &io::Error) -> FileFailure {
-    FileFailure { path: path.to_string_lossy().into_owned(), reason: error.to_string() }
+    FileFailure {
+        path: path.to_string_lossy().into_owned(),
+        reason: error.to_string(),
+    }
 }
 
 /// A file being written.
@@ -37,12 +40,21 @@ impl Upload {
         let (mode, path) = decode_path(body)?;
         let path = PathBuf::from(OsStr::from_bytes(path));
         let mode = (mode & 0o7777) as u32;
-        Ok(Self::create(&path).map(|file| Self { path: path.clone(), mode, file }).map_err(|e| failure(&path, &e)))
+        Ok(Self::create(&path)
+            .map(|file| Self {
+                path: path.clone(),
+                mode,
+                file,
+            })
+            .map_err(|e| failure(&path, &e)))
     }
 
     fn create(path: &Path) -> io::Result<File> {
         if !path.is_absolute() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "an absolute path is expected"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "an absolute path is expected",
+            ));
         }
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
@@ -55,7 +67,9 @@ impl Upload {
     }
 
     pub(super) fn add(&mut self, bytes: &[u8]) -> Result<(), FileFailure> {
-        self.file.write_all(bytes).map_err(|e| failure(&self.path, &e))
+        self.file
+            .write_all(bytes)
+            .map_err(|e| failure(&self.path, &e))
     }
 
     pub(super) fn finish(self) -> Result<(), FileFailure> {
@@ -78,14 +92,18 @@ pub(super) struct Download {
 
 impl Download {
     /// Lists the regular files under a path (or takes the file there), in order of their paths.
-    pub(super) fn begin(
-        id: u32,
-        body: &[u8],
-    ) -> Result<Result<Self, FileFailure>, ProtocolError> {
+    pub(super) fn begin(id: u32, body: &[u8]) -> Result<Result<Self, FileFailure>, ProtocolError> {
         let (bytes_max, path) = decode_path(body)?;
         let root = PathBuf::from(OsStr::from_bytes(path));
         Ok(list(&root)
-            .map(|open| Self { id, root: root.clone(), open, current: None, bytes_max, bytes: 0 })
+            .map(|open| Self {
+                id,
+                root: root.clone(),
+                open,
+                current: None,
+                bytes_max,
+                bytes: 0,
+            })
             .map_err(|e| failure(&root, &e)))
     }
 
@@ -94,9 +112,10 @@ impl Download {
         match self.try_next() {
             Ok(Some(frame)) => (frame, true),
             Ok(None) => (Frame::new(Kind::GetDone, self.id, Vec::new()), false),
-            Err((path, error)) => {
-                (Frame::json(Kind::FileFailed, self.id, &failure(&path, &error)), false)
-            }
+            Err((path, error)) => (
+                Frame::json(Kind::FileFailed, self.id, &failure(&path, &error)),
+                false,
+            ),
         }
     }
 
@@ -109,7 +128,10 @@ impl Download {
             self.bytes += chunk.len() as u64;
             if self.bytes > self.bytes_max {
                 let reason = format!("more than {} bytes", self.bytes_max);
-                return Err((self.root.clone(), io::Error::new(io::ErrorKind::FileTooLarge, reason)));
+                return Err((
+                    self.root.clone(),
+                    io::Error::new(io::ErrorKind::FileTooLarge, reason),
+                ));
             }
             if !chunk.is_empty() {
                 return Ok(Some(Frame::new(Kind::GetData, self.id, chunk)));
@@ -143,7 +165,9 @@ fn open_regular(path: &Path) -> io::Result<Option<(File, u32)>> {
         Err(error) => return Err(error),
     };
     let metadata = file.metadata()?;
-    Ok(metadata.is_file().then(|| (file, metadata.permissions().mode() & 0o7777)))
+    Ok(metadata
+        .is_file()
+        .then(|| (file, metadata.permissions().mode() & 0o7777)))
 }
 
 fn list(root: &Path) -> io::Result<VecDeque<PathBuf>> {
@@ -227,10 +251,21 @@ mod tests {
         put(&link, 0o755, b"new").unwrap();
         assert_eq!(fs::read(&victim).unwrap(), b"old");
         assert_eq!(fs::read(&link).unwrap(), b"new");
-        assert_eq!(fs::metadata(&link).unwrap().permissions().mode() & 0o7777, 0o755);
+        assert_eq!(
+            fs::metadata(&link).unwrap().permissions().mode() & 0o7777,
+            0o755
+        );
         let failure = put(&folder.0.join("victim/x"), 0o644, b"").unwrap_err();
-        assert!(failure.reason.contains("Not a directory") || failure.reason.contains("exists"), "{failure:?}");
-        assert!(put(Path::new("relative"), 0o644, b"").unwrap_err().reason.contains("absolute"));
+        assert!(
+            failure.reason.contains("Not a directory") || failure.reason.contains("exists"),
+            "{failure:?}"
+        );
+        assert!(
+            put(Path::new("relative"), 0o644, b"")
+                .unwrap_err()
+                .reason
+                .contains("absolute")
+        );
     }
 
     #[test]
@@ -240,8 +275,12 @@ mod tests {
         put(&folder.0.join("a/c"), 0o600, &vec![7; CHUNK_BYTES + 1]).unwrap();
         put(&folder.0.join("a.x"), 0o600, b"").unwrap();
         symlink("b", folder.0.join("link")).unwrap();
-        rustix::fs::mkfifoat(rustix::fs::CWD, folder.0.join("fifo"), rustix::fs::Mode::RUSR)
-            .unwrap();
+        rustix::fs::mkfifoat(
+            rustix::fs::CWD,
+            folder.0.join("fifo"),
+            rustix::fs::Mode::RUSR,
+        )
+        .unwrap();
         let frames = folder.get("", 1 << 20);
         let kinds: Vec<_> = frames.iter().map(|f| (f.kind, f.body.len())).collect();
         let file = |name: &str| (Kind::GetFile, 8 + folder.0.join(name).as_os_str().len());
@@ -260,8 +299,19 @@ mod tests {
         assert_eq!(folder.get("link", 10).len(), 3);
         let last = folder.get("", 100).pop().unwrap();
         assert_eq!(last.kind, Kind::FileFailed);
-        assert!(last.parse::<FileFailure>().unwrap().reason.contains("more than 100 bytes"));
+        assert!(
+            last.parse::<FileFailure>()
+                .unwrap()
+                .reason
+                .contains("more than 100 bytes")
+        );
         let absent = folder.get("absent", 100).pop().unwrap();
-        assert!(absent.parse::<FileFailure>().unwrap().reason.contains("No such file"));
+        assert!(
+            absent
+                .parse::<FileFailure>()
+                .unwrap()
+                .reason
+                .contains("No such file")
+        );
     }
 }

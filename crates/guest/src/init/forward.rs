@@ -120,8 +120,7 @@ pub(super) struct Forwarder {
 /// Connects without waiting; `None` when the queue is full.
 fn connect() -> io::Result<Option<UnixStream>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     match rustix::net::connect(&socket, &SocketAddrUnix::new(GATEWAY_SOCKET_PATH)?) {
         Ok(()) => Ok(Some(UnixStream::from(socket))),
         Err(rustix::io::Errno::AGAIN) => Ok(None),
@@ -131,24 +130,35 @@ fn connect() -> io::Result<Option<UnixStream>> {
 
 impl Forwarder {
     pub(super) fn new(listener: TcpListener) -> Self {
-        Self { listener, connections: BTreeMap::new(), next: 0 }
+        Self {
+            listener,
+            connections: BTreeMap::new(),
+            next: 0,
+        }
     }
 
     /// Names each descriptor with what it waits for; one that waits for nothing is left out, or
     /// a closed peer would wake us for ever.
-    pub(super) fn descriptors<'a>(
-        &'a self,
-        mut add: impl FnMut(Part, BorrowedFd<'a>, PollFlags),
-    ) {
+    pub(super) fn descriptors<'a>(&'a self, mut add: impl FnMut(Part, BorrowedFd<'a>, PollFlags)) {
         if self.connections.len() < CONNECTIONS_MAX {
             add(Part::Listener, self.listener.as_fd(), PollFlags::IN);
         }
         let flags = |read: bool, write: bool| {
-            let read = if read { PollFlags::IN } else { PollFlags::empty() };
-            read | if write { PollFlags::OUT } else { PollFlags::empty() }
+            let read = if read {
+                PollFlags::IN
+            } else {
+                PollFlags::empty()
+            };
+            read | if write {
+                PollFlags::OUT
+            } else {
+                PollFlags::empty()
+            }
         };
         for (id, connection) in &self.connections {
-            let Some(gateway) = &connection.gateway else { continue };
+            let Some(gateway) = &connection.gateway else {
+                continue;
+            };
             let inside = flags(connection.up.wants_read(), connection.down.wants_write());
             if !inside.is_empty() {
                 add(Part::Inside(*id), connection.inside.as_fd(), inside);
@@ -185,7 +195,9 @@ impl Forwarder {
         match part {
             Part::Listener => self.accept(),
             Part::Inside(id) | Part::Gateway(id) => {
-                let Some(connection) = self.connections.get_mut(&id) else { return };
+                let Some(connection) = self.connections.get_mut(&id) else {
+                    return;
+                };
                 if !connection.step(flags).unwrap_or(false) {
                     self.connections.remove(&id);
                 }
@@ -195,7 +207,9 @@ impl Forwarder {
 
     fn accept(&mut self) {
         while self.connections.len() < CONNECTIONS_MAX {
-            let Ok((inside, _)) = self.listener.accept() else { return };
+            let Ok((inside, _)) = self.listener.accept() else {
+                return;
+            };
             let _ = inside.set_nodelay(true);
             // A gateway that is gone refuses; the client sees its connection closed.
             let Ok(gateway) = connect() else { continue };
@@ -217,7 +231,9 @@ impl Forwarder {
 impl Connection {
     /// Moves what can be moved; whether the connection goes on.
     fn step(&mut self, flags: PollFlags) -> io::Result<bool> {
-        let Some(gateway) = &mut self.gateway else { return Ok(true) };
+        let Some(gateway) = &mut self.gateway else {
+            return Ok(true);
+        };
         if flags.contains(PollFlags::NVAL) {
             return Ok(false);
         }

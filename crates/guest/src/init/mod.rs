@@ -79,7 +79,9 @@ struct Init {
 
 /// Serves to the end; gives the exit code.
 pub(crate) fn run(control: UnixStream, listener: Option<TcpListener>, deadline: Duration) -> i32 {
-    let Ok(signals) = sys::child_signals() else { return EXIT_BROKEN };
+    let Ok(signals) = sys::child_signals() else {
+        return EXIT_BROKEN;
+    };
     if control.set_nonblocking(true).is_err() {
         return EXIT_BROKEN;
     }
@@ -103,7 +105,11 @@ pub(crate) fn run(control: UnixStream, listener: Option<TcpListener>, deadline: 
     match init.serve() {
         Ok(code) => code,
         Err(error) => {
-            init.send(&Frame::new(Kind::Goodbye, 0, error.to_string().into_bytes()));
+            init.send(&Frame::new(
+                Kind::Goodbye,
+                0,
+                error.to_string().into_bytes(),
+            ));
             let _ = init.flush();
             EXIT_BROKEN
         }
@@ -128,7 +134,9 @@ impl Init {
             let ready = self.wait()?;
             for (source, flags) in ready {
                 match source {
-                    Source::Control if flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) => {
+                    Source::Control
+                        if flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) =>
+                    {
                         if !self.read_control()? {
                             return Ok(EXIT_CLOSED);
                         }
@@ -146,7 +154,11 @@ impl Init {
             }
             let now = Instant::now();
             if now >= self.deadline {
-                self.send(&Frame::new(Kind::Goodbye, 0, b"its deadline passed".to_vec()));
+                self.send(&Frame::new(
+                    Kind::Goodbye,
+                    0,
+                    b"its deadline passed".to_vec(),
+                ));
                 let _ = self.flush();
                 return Ok(EXIT_DEADLINE);
             }
@@ -178,14 +190,18 @@ impl Init {
             for (part, fd) in running.descriptors() {
                 add(Source::Exec(*id, part), fd, PollFlags::IN);
             }
-            next = running.next_deadline().map_or(next, |deadline| next.min(deadline));
+            next = running
+                .next_deadline()
+                .map_or(next, |deadline| next.min(deadline));
         }
         for fd in &self.drains {
             add(Source::Drain, fd.as_fd(), PollFlags::IN);
         }
         if let Some(forwarder) = &self.forwarder {
             forwarder.descriptors(|part, fd, flags| add(Source::Forward(part), fd, flags));
-            next = forwarder.next_deadline().map_or(next, |deadline| next.min(deadline));
+            next = forwarder
+                .next_deadline()
+                .map_or(next, |deadline| next.min(deadline));
         }
         let rest = next.saturating_duration_since(Instant::now());
         match poll(&mut fds, Timespec::try_from(rest).ok().as_ref()) {
@@ -206,7 +222,10 @@ impl Init {
 
     fn flush(&mut self) -> io::Result<()> {
         while let Some(first) = self.outbox.front() {
-            match self.control.write(first.get(self.outbox_sent..).unwrap_or_default()) {
+            match self
+                .control
+                .write(first.get(self.outbox_sent..).unwrap_or_default())
+            {
                 Ok(count) => {
                     self.outbox_sent += count;
                     if self.outbox_sent == first.len() {
@@ -230,7 +249,8 @@ impl Init {
             match self.control.read(&mut self.scratch) {
                 Ok(0) => return Ok(false),
                 Ok(count) => {
-                    self.decoder.push(self.scratch.get(..count).unwrap_or_default());
+                    self.decoder
+                        .push(self.scratch.get(..count).unwrap_or_default());
                     while let Some(frame) = self.decoder.next_frame().map_err(io::Error::other)? {
                         self.on_frame(frame).map_err(io::Error::other)?;
                     }
@@ -295,11 +315,17 @@ impl Init {
     }
 
     fn fail_exec(&mut self, id: u32, reason: &str) {
-        self.send(&Frame::new(Kind::ExecFailed, id, reason.as_bytes().to_vec()));
+        self.send(&Frame::new(
+            Kind::ExecFailed,
+            id,
+            reason.as_bytes().to_vec(),
+        ));
     }
 
     fn add_stdin(&mut self, id: u32, bytes: &[u8]) {
-        let Some((_, file)) = self.prepared.get_mut(&id) else { return };
+        let Some((_, file)) = self.prepared.get_mut(&id) else {
+            return;
+        };
         if let Err(error) = exec::add_stdin(file, bytes) {
             self.prepared.remove(&id);
             self.fail_exec(id, &format!("keeping standard input: {error}"));
@@ -308,9 +334,14 @@ impl Init {
 
     fn run_prepared(&mut self, id: u32) {
         // Absent: it failed before, and that was said.
-        let Some((request, stdin)) = self.prepared.remove(&id) else { return };
+        let Some((request, stdin)) = self.prepared.remove(&id) else {
+            return;
+        };
         if self.running.len() >= EXECS_MAX {
-            self.fail_exec(id, &format!("{EXECS_MAX} processes run already, none may be added"));
+            self.fail_exec(
+                id,
+                &format!("{EXECS_MAX} processes run already, none may be added"),
+            );
             return;
         }
         match exec::Running::start(&request, stdin) {
@@ -322,9 +353,15 @@ impl Init {
     }
 
     fn on_exec(&mut self, id: u32, part: exec::Part) {
-        let Some(running) = self.running.get_mut(&id) else { return };
-        let Some(outcome) = running.step(part, &mut self.scratch) else { return };
-        let Some(running) = self.running.remove(&id) else { return };
+        let Some(running) = self.running.get_mut(&id) else {
+            return;
+        };
+        let Some(outcome) = running.step(part, &mut self.scratch) else {
+            return;
+        };
+        let Some(running) = self.running.remove(&id) else {
+            return;
+        };
         let exec::Ended { frames, pipes } = running.end(id, outcome, &mut self.scratch);
         for frame in frames {
             self.send(&frame);
@@ -338,10 +375,11 @@ impl Init {
     /// Reads and forgets output of processes whose parent has ended.
     fn drain(&mut self) {
         let scratch = &mut self.scratch;
-        self.drains.retain(|fd| match rustix::io::read(fd, &mut scratch[..]) {
-            Ok(count) => count > 0,
-            Err(error) => error == rustix::io::Errno::AGAIN || error == rustix::io::Errno::INTR,
-        });
+        self.drains
+            .retain(|fd| match rustix::io::read(fd, &mut scratch[..]) {
+                Ok(count) => count > 0,
+                Err(error) => error == rustix::io::Errno::AGAIN || error == rustix::io::Errno::INTR,
+            });
     }
 
     fn reap(&mut self) {
@@ -351,7 +389,9 @@ impl Init {
 
     fn pump_downloads(&mut self) {
         while self.outbox_bytes < OUTBOX_BYTES_HIGH {
-            let Some(download) = self.downloads.front_mut() else { return };
+            let Some(download) = self.downloads.front_mut() else {
+                return;
+            };
             let (frame, more) = download.next_frame();
             if !more {
                 self.downloads.pop_front();

@@ -38,7 +38,9 @@ pub(super) struct Response {
 impl Endpoint {
     pub(super) fn parse(base_url: &str, suffix: &str) -> Result<Self, String> {
         let bad = |what: &str| format!("--base-url {base_url}: {what}");
-        let rest = base_url.strip_prefix("http://").ok_or_else(|| bad("http:// is expected"))?;
+        let rest = base_url
+            .strip_prefix("http://")
+            .ok_or_else(|| bad("http:// is expected"))?;
         let (host, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
         let (name, port) = match host.rsplit_once(':') {
             Some((name, port)) => (name, port.parse().map_err(|_| bad("bad port"))?),
@@ -52,7 +54,11 @@ impl Endpoint {
                 .map_err(|_| bad("an IP address or localhost is expected"))?,
         };
         let path = format!("{}{suffix}", path.trim_end_matches('/'));
-        Ok(Self { address: SocketAddr::new(ip, port), host: host.to_owned(), path })
+        Ok(Self {
+            address: SocketAddr::new(ip, port),
+            host: host.to_owned(),
+            path,
+        })
     }
 
     /// Posts JSON. `timeout` bounds the silence before and within the response.
@@ -84,17 +90,23 @@ fn read_line(from: &mut impl BufRead) -> Result<String, HttpError> {
     let mut line = Vec::new();
     from.take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
     if line.pop() != Some(b'\n') {
-        return Err(HttpError("the connection ended in the middle of the response".to_owned()));
+        return Err(HttpError(
+            "the connection ended in the middle of the response".to_owned(),
+        ));
     }
     Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
 }
 
 fn read_exactly(from: &mut impl Read, bytes: u64, body: &mut Vec<u8>) -> Result<(), HttpError> {
     if body.len() as u64 + bytes > BODY_BYTES_MAX {
-        return Err(HttpError(format!("the response is over {BODY_BYTES_MAX} bytes")));
+        return Err(HttpError(format!(
+            "the response is over {BODY_BYTES_MAX} bytes"
+        )));
     }
     if from.take(bytes).read_to_end(body)? as u64 != bytes {
-        return Err(HttpError("the connection ended in the middle of the body".to_owned()));
+        return Err(HttpError(
+            "the connection ended in the middle of the body".to_owned(),
+        ));
     }
     Ok(())
 }
@@ -102,7 +114,10 @@ fn read_exactly(from: &mut impl Read, bytes: u64, body: &mut Vec<u8>) -> Result<
 fn read_response(from: &mut impl BufRead) -> Result<Response, HttpError> {
     loop {
         let line = read_line(from)?;
-        let status = line.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
+        let status = line
+            .split(' ')
+            .nth(1)
+            .and_then(|status| status.parse::<u16>().ok());
         let status = status.ok_or_else(|| HttpError(format!("no HTTP status in {line:?}")))?;
         let (mut length, mut chunked) = (None, false);
         loop {
@@ -110,7 +125,9 @@ fn read_response(from: &mut impl BufRead) -> Result<Response, HttpError> {
             if line.is_empty() {
                 break;
             }
-            let Some((name, value)) = line.split_once(':') else { continue };
+            let Some((name, value)) = line.split_once(':') else {
+                continue;
+            };
             let value = value.trim();
             if name.eq_ignore_ascii_case("content-length") {
                 length = value.parse::<u64>().ok();
@@ -160,8 +177,18 @@ mod tests {
         let endpoint = endpoint.unwrap();
         assert_eq!(endpoint.address.to_string(), "127.0.0.1:81");
         assert_eq!(endpoint.path, "/r/key/v1/chat/completions");
-        assert_eq!(Endpoint::parse("http://localhost", "/x").unwrap().address.port(), 80);
-        for bad in ["https://127.0.0.1", "http://example.org", "http://127.0.0.1:x"] {
+        assert_eq!(
+            Endpoint::parse("http://localhost", "/x")
+                .unwrap()
+                .address
+                .port(),
+            80
+        );
+        for bad in [
+            "https://127.0.0.1",
+            "http://example.org",
+            "http://127.0.0.1:x",
+        ] {
             assert!(Endpoint::parse(bad, "").unwrap_err().contains(bad));
         }
     }
@@ -169,13 +196,15 @@ mod tests {
     #[test]
     fn responses_of_every_framing_are_read() {
         let read = |text: &str| read_response(&mut text.as_bytes());
-        let response = read(
-            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhixx",
-        );
+        let response =
+            read("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhixx");
         assert_eq!(response.unwrap().body, b"hi");
         let chunked = "HTTP/1.1 503 No\r\nTransfer-Encoding: chunked\r\n\r\n3;x\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
         let response = read(chunked).unwrap();
-        assert_eq!((response.status, response.body.as_slice()), (503, b"abcde".as_slice()));
+        assert_eq!(
+            (response.status, response.body.as_slice()),
+            (503, b"abcde".as_slice())
+        );
         assert_eq!(read("HTTP/1.1 200 OK\r\n\r\nall").unwrap().body, b"all");
         for broken in [
             "",

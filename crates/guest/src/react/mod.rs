@@ -29,7 +29,7 @@ const SYSTEM: &str = "You work in the current folder with the tools. \
 Do the task, then reply with one short sentence.";
 
 const TRIES: u32 = 3;
-const RETRY_WAIT: Duration = Duration::from_millis(500);
+const RETRY_WAIT: Duration = Duration::from_millis(250);
 
 /// How a run ended, as exit codes.
 const DONE: u8 = 0;
@@ -55,10 +55,14 @@ impl Options {
         let (mut turns_max, mut timeout_s, mut stream) = (12, 600, false);
         let mut arguments = arguments.peekable();
         while let Some(argument) = arguments.next() {
-            let mut value =
-                || arguments.next().ok_or_else(|| format!("{argument}: a value is missing"));
+            let mut value = || {
+                arguments
+                    .next()
+                    .ok_or_else(|| format!("{argument}: a value is missing"))
+            };
             let number = |text: String| {
-                text.parse::<u32>().map_err(|_| format!("{argument} {text}: a number is expected"))
+                text.parse::<u32>()
+                    .map_err(|_| format!("{argument} {text}: a number is expected"))
             };
             match argument.as_str() {
                 "--base-url" => base_url = Some(value()?),
@@ -121,7 +125,11 @@ fn work(options: &Options, endpoint: &Endpoint) -> u8 {
             Err(code) => return code,
         };
         let calls = reply::tool_calls(&message);
-        let text = message.get("content").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text = message
+            .get("content")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         messages.push(reply::echo(message));
         if calls.is_empty() {
             let _ = writeln!(io::stdout(), "{text}");

@@ -40,9 +40,13 @@ fn from_events(text: &str) -> Result<Value, String> {
         if let Some(error) = event.get("error") {
             return Err(format!("the server broke off: {error}"));
         }
-        let Some(choice) = event.pointer("/choices/0") else { continue };
+        let Some(choice) = event.pointer("/choices/0") else {
+            continue;
+        };
         finished |= choice.get("finish_reason").is_some_and(Value::is_string);
-        let Some(delta) = choice.get("delta").and_then(Value::as_object) else { continue };
+        let Some(delta) = choice.get("delta").and_then(Value::as_object) else {
+            continue;
+        };
         for (key, value) in delta {
             match (key.as_str(), value) {
                 ("role", _) | (_, Value::Null) => {}
@@ -77,13 +81,18 @@ fn add_text(into: &mut Map<String, Value>, key: &str, value: &Value) {
 }
 
 fn add_piece(calls: &mut Vec<Map<String, Value>>, piece: &Value) {
-    let index = piece.get("index").and_then(Value::as_u64).unwrap_or(calls.len() as u64);
+    let index = piece
+        .get("index")
+        .and_then(Value::as_u64)
+        .unwrap_or(calls.len() as u64);
     // A server that counts wrongly must not make us allocate.
     let index = (index as usize).min(calls.len());
     if index == calls.len() {
         calls.push(Map::new());
     }
-    let Some(call) = calls.get_mut(index) else { return };
+    let Some(call) = calls.get_mut(index) else {
+        return;
+    };
     for (key, value) in piece.as_object().into_iter().flatten() {
         match (key.as_str(), value) {
             ("index", _) | (_, Value::Null) => {}
@@ -117,7 +126,10 @@ pub(super) fn echo(message: Value) -> Value {
 pub(super) fn tool_calls(message: &Value) -> Vec<ToolCall> {
     let calls = message.get("tool_calls").and_then(Value::as_array);
     let text = |call: &Value, pointer: &str| {
-        call.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+        call.pointer(pointer)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
     };
     calls
         .into_iter()
@@ -154,7 +166,10 @@ mod tests {
                 let chars: Vec<char> = text.chars().collect();
                 chars.chunks(cut).map(|c| c.iter().collect()).collect()
             };
-            let mut stream = format!(": ping\n\n{}", delta(json!({"role": "assistant", "content": null})));
+            let mut stream = format!(
+                ": ping\n\n{}",
+                delta(json!({"role": "assistant", "content": null}))
+            );
             for piece in pieces("Häl\nlo") {
                 stream += &delta(json!({"content": piece}));
             }
@@ -163,7 +178,9 @@ mod tests {
                 stream += &delta(json!({"tool_calls": [{"index": index, "id": call["id"],
                     "type": "function", "function": {"name": name, "arguments": ""}}]}));
                 for piece in pieces(call["function"]["arguments"].as_str().unwrap()) {
-                    stream += &delta(json!({"tool_calls": [{"index": index, "function": {"arguments": piece}}]}));
+                    stream += &delta(
+                        json!({"tool_calls": [{"index": index, "function": {"arguments": piece}}]}),
+                    );
                 }
             }
             let end = json!({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]});

@@ -33,7 +33,10 @@ fn serve(responses: Vec<(u16, String)>) -> (String, thread::JoinHandle<Vec<Value
             let mut request = vec![0; length];
             reader.read_exact(&mut request).unwrap();
             requests.push(serde_json::from_slice(&request).unwrap());
-            let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n", body.len());
+            let head = format!(
+                "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
             stream.write_all(head.as_bytes()).unwrap();
             stream.write_all(body.as_bytes()).unwrap();
         }
@@ -48,7 +51,10 @@ fn options(url: &str, more: &[&str]) -> Options {
 }
 
 fn go(options: &Options) -> u8 {
-    work(options, &Endpoint::parse(&options.base_url, "/chat/completions").unwrap())
+    work(
+        options,
+        &Endpoint::parse(&options.base_url, "/chat/completions").unwrap(),
+    )
 }
 
 fn reply(message: &Value) -> String {
@@ -79,8 +85,16 @@ fn a_task_takes_turns_until_a_reply_without_calls() {
     assert!(requests[0].get("stream").is_none());
     let messages = requests[1]["messages"].as_array().unwrap();
     assert_eq!(messages[2], first, "the reply goes back exactly as it came");
-    assert_eq!(messages[3], json!({"role": "tool", "tool_call_id": "c0", "content": "7"}));
-    assert!(messages[4]["content"].as_str().unwrap().contains("unknown tool"));
+    assert_eq!(
+        messages[3],
+        json!({"role": "tool", "tool_call_id": "c0", "content": "7"})
+    );
+    assert!(
+        messages[4]["content"]
+            .as_str()
+            .unwrap()
+            .contains("unknown tool")
+    );
     assert_eq!(messages.len(), 5);
 }
 
@@ -106,8 +120,11 @@ fn every_end_has_its_code() {
     assert_eq!(go(&options(&url, &["--turns-max", "2", "x"])), TURNS_OVER);
 
     let done = reply(&json!({"content": "ok"}));
-    let (url, server) =
-        serve(vec![(500, "{}".to_owned()), (429, "{}".to_owned()), (200, done)]);
+    let (url, server) = serve(vec![
+        (500, "{}".to_owned()),
+        (429, "{}".to_owned()),
+        (200, done),
+    ]);
     assert_eq!(go(&options(&url, &["x"])), DONE);
     assert_eq!(server.join().unwrap().len(), 3);
 
@@ -115,15 +132,20 @@ fn every_end_has_its_code() {
     assert_eq!(go(&options(&url, &["x"])), REFUSED);
     assert_eq!(server.join().unwrap().len(), 1);
 
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert_eq!(go(&options(&format!("http://{closed}/v1"), &["x"])), SERVER_DOWN);
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    assert_eq!(
+        go(&options(&format!("http://{closed}/v1"), &["x"])),
+        SERVER_DOWN
+    );
 }
 
 #[test]
 fn bad_usage_is_named() {
-    let parse = |arguments: &[&str]| {
-        Options::parse(arguments.iter().map(|s| (*s).to_owned())).unwrap_err()
-    };
+    let parse =
+        |arguments: &[&str]| Options::parse(arguments.iter().map(|s| (*s).to_owned())).unwrap_err();
     assert!(parse(&["x"]).contains("--base-url"));
     assert!(parse(&["--model"]).contains("a value"));
     assert!(parse(&["--turns-max", "many"]).contains("a number"));

@@ -26,8 +26,10 @@ const BASH_TIMEOUT: Duration = Duration::from_secs(30);
 /// The tools as the model sees them.
 pub(super) fn schemas() -> Value {
     let tool = |name: &str, description: &str, parameters: &[&str]| {
-        let properties: serde_json::Map<_, _> =
-            parameters.iter().map(|p| ((*p).to_owned(), json!({"type": "string"}))).collect();
+        let properties: serde_json::Map<_, _> = parameters
+            .iter()
+            .map(|p| ((*p).to_owned(), json!({"type": "string"})))
+            .collect();
         json!({"type": "function", "function": {
             "name": name,
             "description": description,
@@ -38,7 +40,11 @@ pub(super) fn schemas() -> Value {
         tool("bash", "Run a command", &["command"]),
         tool("read", "Read a file", &["path"]),
         tool("write", "Write a file", &["path", "content"]),
-        tool("edit", "Replace the only place of old in a file", &["path", "old", "new"]),
+        tool(
+            "edit",
+            "Replace the only place of old in a file",
+            &["path", "old", "new"]
+        ),
     ])
 }
 
@@ -73,9 +79,13 @@ pub(super) fn run(name: &str, arguments: &str) -> String {
     let result = match name {
         "bash" => parse::<Bash>(arguments).map(|a| bash(&a.command, BASH_TIMEOUT)),
         "read" => parse::<ReadFile>(arguments).and_then(|a| read(Path::new(&a.path))),
-        "write" => parse::<WriteFile>(arguments).and_then(|a| write(Path::new(&a.path), &a.content)),
+        "write" => {
+            parse::<WriteFile>(arguments).and_then(|a| write(Path::new(&a.path), &a.content))
+        }
         "edit" => parse::<Edit>(arguments).and_then(|a| edit(Path::new(&a.path), &a.old, &a.new)),
-        _ => Err(format!("error: unknown tool {name:?}; the tools are bash, read, write, edit")),
+        _ => Err(format!(
+            "error: unknown tool {name:?}; the tools are bash, read, write, edit"
+        )),
     };
     shorten(&result.unwrap_or_else(|error| error))
 }
@@ -91,8 +101,14 @@ fn shorten(text: &str) -> String {
     }
     let mark = "\n[...]\n";
     let half = (RESULT_BYTES_MAX - mark.len()) / 2;
-    let (head, tail) = (text.floor_char_boundary(half), text.ceil_char_boundary(text.len() - half));
-    let (head, tail) = (text.get(..head).unwrap_or_default(), text.get(tail..).unwrap_or_default());
+    let (head, tail) = (
+        text.floor_char_boundary(half),
+        text.ceil_char_boundary(text.len() - half),
+    );
+    let (head, tail) = (
+        text.get(..head).unwrap_or_default(),
+        text.get(tail..).unwrap_or_default(),
+    );
     format!("{head}{mark}{tail}")
 }
 
@@ -106,7 +122,9 @@ fn read(path: &Path) -> Result<String, String> {
     }
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(say(path))?;
-    file.take(READ_BYTES_MAX).read_to_end(&mut bytes).map_err(say(path))?;
+    file.take(READ_BYTES_MAX)
+        .read_to_end(&mut bytes)
+        .map_err(say(path))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -124,7 +142,10 @@ fn edit(path: &Path, old: &str, new: &str) -> Result<String, String> {
         _ if old.is_empty() => Err("error: old is empty".to_owned()),
         1 => write(path, &text.replacen(old, new, 1)),
         0 => Err(format!("error: {}: old was not found", path.display())),
-        count => Err(format!("error: {}: old was found {count} times, not once", path.display())),
+        count => Err(format!(
+            "error: {}: old was found {count} times, not once",
+            path.display()
+        )),
     }
 }
 
@@ -207,8 +228,16 @@ mod tests {
         assert_eq!(bash("sleep 100 & echo started"), "started");
         let long = bash("seq 1 10000; false");
         assert!(long.len() <= RESULT_BYTES_MAX, "{}", long.len());
-        assert!(long.starts_with("1\n2\n") && long.ends_with("10000\nexit code 1"), "{long}");
-        assert_eq!(super::bash("echo a; sleep 100", Duration::from_secs(0)).lines().last(), Some("killed after 0 s"));
+        assert!(
+            long.starts_with("1\n2\n") && long.ends_with("10000\nexit code 1"),
+            "{long}"
+        );
+        assert_eq!(
+            super::bash("echo a; sleep 100", Duration::from_secs(0))
+                .lines()
+                .last(),
+            Some("killed after 0 s")
+        );
     }
 
     #[test]
@@ -225,7 +254,10 @@ mod tests {
         let path = folder.join("a/b.txt");
         let with = |name: &str, more: Value| {
             let mut arguments = json!({"path": path});
-            arguments.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            arguments
+                .as_object_mut()
+                .unwrap()
+                .extend(more.as_object().unwrap().clone());
             run(name, &arguments.to_string())
         };
         assert!(with("read", json!({})).starts_with("error: "));

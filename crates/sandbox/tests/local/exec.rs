@@ -15,16 +15,29 @@ async fn exit_codes_and_signals() {
     assert_eq!(run(&sandbox, "kill -9 $$").await.exit, Exit::Signal(9));
     assert_eq!(run(&sandbox, "kill -15 $$").await.exit, Exit::Signal(15));
     let output = run(&sandbox, "echo out; echo err >&2").await;
-    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"out\n"[..], &b"err\n"[..]));
+    assert_eq!(
+        (output.stdout.as_slice(), output.stderr.as_slice()),
+        (&b"out\n"[..], &b"err\n"[..])
+    );
     assert!(output.seconds > 0.0 && !output.out_of_memory && output.dropped_bytes == 0);
 }
 
 #[tokio::test]
 async fn programs_that_cannot_run_say_why() {
     let sandbox = sandbox().await;
-    say(&sandbox, "printf 'echo $0 $1' > plain; chmod +x plain; touch not-executable").await;
+    say(
+        &sandbox,
+        "printf 'echo $0 $1' > plain; chmod +x plain; touch not-executable",
+    )
+    .await;
     let mut refused = Vec::new();
-    for argv in [&["no-such-program"][..], &["./not-executable"], &["/usr"], &[], &[""]] {
+    for argv in [
+        &["no-such-program"][..],
+        &["./not-executable"],
+        &["/usr"],
+        &[],
+        &[""],
+    ] {
         match sandbox.exec(command(argv)).await {
             Err(SandboxError::NotRunnable { reason, .. }) => refused.push(reason),
             other => panic!("{argv:?}: {other:?}"),
@@ -55,7 +68,10 @@ async fn environment_folder_and_input() {
     // The environment is ours alone, and input that nobody reads harms nobody.
     let output = sandbox.exec(command(&["env"])).await.unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let names: Vec<_> = text.lines().map(|line| line.split('=').next().unwrap()).collect();
+    let names: Vec<_> = text
+        .lines()
+        .map(|line| line.split('=').next().unwrap())
+        .collect();
     assert_eq!(names, ["FROM_SPEC", "HOME", "LANG", "PATH"]);
     let mut exec = command(&["true"]);
     exec.stdin = vec![0; 1 << 20];
@@ -85,7 +101,11 @@ async fn output_keeps_its_first_and_last_half() {
 async fn count(sandbox: &sandbox::LocalSandbox, mark: &str) -> String {
     let text = format!("grep -lsa '{mark}' /proc/[0-9]*/cmdline | grep -v -e self -e /$$/ | wc -l");
     // The grep itself carries the mark too, and the shell: hence the bracket trick.
-    say(sandbox, &text.replace(mark, &format!("[{}]{}", &mark[..1], &mark[1..]))).await
+    say(
+        sandbox,
+        &text.replace(mark, &format!("[{}]{}", &mark[..1], &mark[1..])),
+    )
+    .await
 }
 
 #[tokio::test]
@@ -115,9 +135,7 @@ async fn a_fork_bomb_ends_at_its_timeout() {
 async fn dropping_the_future_kills_the_tree() {
     let sandbox = sandbox().await;
     let exec = script("setsid sleep 7002 & touch begun; sleep 7002");
-    let begun = async {
-        while run(&sandbox, "test -e begun").await.exit != Exit::Code(0) {}
-    };
+    let begun = async { while run(&sandbox, "test -e begun").await.exit != Exit::Code(0) {} };
     tokio::select! {
         output = sandbox.exec(exec) => panic!("{output:?}"),
         () = begun => {}
@@ -129,7 +147,11 @@ async fn dropping_the_future_kills_the_tree() {
 #[tokio::test]
 async fn background_processes_outlive_their_parent_and_do_not_hold_it() {
     let sandbox = sandbox().await;
-    let output = run(&sandbox, "(while :; do echo noise; sleep 0.01; done) & echo $! > pid; echo done").await;
+    let output = run(
+        &sandbox,
+        "(while :; do echo noise; sleep 0.01; done) & echo $! > pid; echo done",
+    )
+    .await;
     assert_eq!(output.exit, Exit::Code(0));
     assert!(String::from_utf8_lossy(&output.stdout).contains("done"));
     say(&sandbox, "sleep 0.1; kill -0 $(cat pid)").await;
@@ -139,7 +161,10 @@ async fn background_processes_outlive_their_parent_and_do_not_hold_it() {
 async fn killing_everything_inside_does_not_harm_pid_1() {
     let sandbox = sandbox().await;
     // Its own supervisor dies too; the leader goes with it.
-    assert_eq!(run(&sandbox, "kill -9 -1; sleep 100").await.exit, Exit::Signal(9));
+    assert_eq!(
+        run(&sandbox, "kill -9 -1; sleep 100").await.exit,
+        Exit::Signal(9)
+    );
     assert_eq!(run(&sandbox, "kill -9 1").await.exit, Exit::Code(0));
     assert_eq!(say(&sandbox, "echo alive").await, "alive");
     let output = run(&sandbox, "cat /proc/1/environ /proc/1/mem; ls /proc/1/fd").await;
@@ -155,5 +180,8 @@ async fn many_run_at_once() {
         async move { say(sandbox, &format!("sleep 0.2; echo {i}")).await }
     });
     let outputs = join_all(all).await;
-    assert!(outputs.iter().enumerate().all(|(i, o)| *o == i.to_string()), "{outputs:?}");
+    assert!(
+        outputs.iter().enumerate().all(|(i, o)| *o == i.to_string()),
+        "{outputs:?}"
+    );
 }

@@ -27,19 +27,29 @@ async fn destroy_and_drop_leave_nothing() {
     let provider = provider().await;
     let warden = provider.warden_process_id().unwrap();
     let sandbox = provider.create(spec("destroyed")).await.unwrap();
-    sandbox.exec(script("setsid sleep 1000 & echo")).await.unwrap();
+    sandbox
+        .exec(script("setsid sleep 1000 & echo"))
+        .await
+        .unwrap();
     assert_eq!(sandboxes_of(warden).len(), 1);
     sandbox.destroy().await;
     assert_eq!(sandboxes_of(warden), Vec::<String>::new());
     assert_eq!(cgroups_of(warden), Vec::<String>::new());
 
     let sandbox = provider.create(spec("dropped")).await.unwrap();
-    sandbox.exec(script("setsid sleep 1000 & echo")).await.unwrap();
+    sandbox
+        .exec(script("setsid sleep 1000 & echo"))
+        .await
+        .unwrap();
     drop(sandbox);
-    until_empty("a dropped sandbox", || [sandboxes_of(warden), cgroups_of(warden)].concat());
+    until_empty("a dropped sandbox", || {
+        [sandboxes_of(warden), cgroups_of(warden)].concat()
+    });
 
     provider.close().await;
-    until_empty("a closed provider", || processes(|path| path.ends_with(warden.to_string())));
+    until_empty("a closed provider", || {
+        processes(|path| path.ends_with(warden.to_string()))
+    });
 }
 
 #[tokio::test]
@@ -50,7 +60,9 @@ async fn dropping_create_leaves_nothing() {
         let create = provider.create(spec("cancelled"));
         drop(tokio::time::timeout(Duration::from_micros(micros), create).await);
     }
-    until_empty("cancelled creations", || [sandboxes_of(warden), cgroups_of(warden)].concat());
+    until_empty("cancelled creations", || {
+        [sandboxes_of(warden), cgroups_of(warden)].concat()
+    });
     let sandbox = provider.create_local(spec("after")).await.unwrap();
     assert_eq!(run(&sandbox, "exit 3").await.exit, Exit::Code(3));
 }
@@ -64,9 +76,15 @@ async fn the_deadline_ends_it_and_says_so() {
     let reason = gone(sandbox.exec(script("sleep 100")).await);
     assert!(reason.contains("deadline"), "{reason}");
     assert!(gone(sandbox.exec(script("true")).await).contains("deadline"));
-    assert!(matches!(sandbox.upload(Vec::new()).await, Ok(())), "nothing to do is done");
+    assert!(
+        matches!(sandbox.upload(Vec::new()).await, Ok(())),
+        "nothing to do is done"
+    );
     let download = sandbox.download("/".into(), 1).await;
-    assert!(matches!(download, Err(SandboxError::Gone { .. })), "{download:?}");
+    assert!(
+        matches!(download, Err(SandboxError::Gone { .. })),
+        "{download:?}"
+    );
     Box::new(sandbox).destroy().await;
 }
 
@@ -76,14 +94,22 @@ async fn a_killed_pid_1_is_gone_with_everything() {
     let warden = provider.warden_process_id().unwrap();
     let sandbox = provider.create_local(spec("killed")).await.unwrap();
     let first = sandboxes_of(warden).pop().unwrap();
-    let pid: i32 = first.trim_start_matches("/proc/").split(' ').next().unwrap().parse().unwrap();
+    let pid: i32 = first
+        .trim_start_matches("/proc/")
+        .split(' ')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
     let killer = async {
         kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     };
     let (result, ()) = tokio::join!(sandbox.exec(script("sleep 100")), killer);
     let reason = gone(result);
     assert!(reason.contains("signal 9"), "{reason}");
-    until_empty("a killed sandbox", || [sandboxes_of(warden), cgroups_of(warden)].concat());
+    until_empty("a killed sandbox", || {
+        [sandboxes_of(warden), cgroups_of(warden)].concat()
+    });
 }
 
 #[tokio::test]
@@ -98,7 +124,11 @@ async fn a_killed_warden_takes_its_sandboxes_and_the_next_one_sweeps() {
     let reason = gone(sandbox.exec(script("sleep 100")).await);
     assert!(reason.contains("warden"), "{reason}");
     until_empty("sandboxes of a killed warden", || {
-        processes(|path| inside.iter().any(|line| line.starts_with(&format!("{} ", path.display()))))
+        processes(|path| {
+            inside
+                .iter()
+                .any(|line| line.starts_with(&format!("{} ", path.display())))
+        })
     });
     let error = provider.create_local(spec("late")).await.unwrap_err();
     assert!(matches!(error, SandboxError::Create { .. }), "{error}");
@@ -114,7 +144,11 @@ async fn too_many_are_refused() {
     let config = sandbox::LocalConfig { sandboxes_max: 1 };
     let provider = sandbox::LocalProvider::start(config).await.unwrap();
     let first = provider.create_local(spec("first")).await.unwrap();
-    let error = provider.create_local(spec("second")).await.unwrap_err().to_string();
+    let error = provider
+        .create_local(spec("second"))
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("sandboxes_max"), "{error}");
     Box::new(first).destroy().await;
     provider.create_local(spec("third")).await.unwrap();
@@ -127,11 +161,18 @@ async fn two_hundred_idle_sandboxes() {
     let warden = provider.warden_process_id().unwrap();
     let mut all = Vec::new();
     for i in 0..200 {
-        all.push(provider.create_local(spec(&format!("idle-{i}"))).await.unwrap());
+        all.push(
+            provider
+                .create_local(spec(&format!("idle-{i}")))
+                .await
+                .unwrap(),
+        );
     }
     let answers = futures::future::join_all(all.iter().map(|s| run(s, "exit 5"))).await;
     assert!(answers.iter().all(|o| o.exit == Exit::Code(5)));
     assert_eq!(sandboxes_of(warden).len(), 200);
     drop(all);
-    until_empty("200 dropped sandboxes", || [sandboxes_of(warden), cgroups_of(warden)].concat());
+    until_empty("200 dropped sandboxes", || {
+        [sandboxes_of(warden), cgroups_of(warden)].concat()
+    });
 }

@@ -1,5 +1,13 @@
 //! The local kind, for real: every test makes sandboxes on this machine.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests; clippy's own exception ends at their helper functions"
+)]
+
 mod exec;
 mod files;
 mod isolation;

@@ -29,11 +29,17 @@ pub(crate) fn spec(name: &str) -> Spec {
 }
 
 pub(crate) async fn provider() -> LocalProvider {
-    LocalProvider::start(LocalConfig::default()).await.expect("a provider on this machine")
+    LocalProvider::start(LocalConfig::default())
+        .await
+        .expect("a provider on this machine")
 }
 
 pub(crate) async fn sandbox() -> LocalSandbox {
-    provider().await.create_local(spec("test")).await.expect("a sandbox")
+    provider()
+        .await
+        .create_local(spec("test"))
+        .await
+        .expect("a sandbox")
 }
 
 pub(crate) fn command(argv: &[&str]) -> Exec {
@@ -58,8 +64,15 @@ pub(crate) async fn run(sandbox: &LocalSandbox, text: &str) -> Output {
 /// Standard output of a script that must succeed.
 pub(crate) async fn say(sandbox: &LocalSandbox, text: &str) -> String {
     let output = run(sandbox, text).await;
-    assert_eq!(output.exit, Exit::Code(0), "{text}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
+    assert_eq!(
+        output.exit,
+        Exit::Code(0),
+        "{text}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout)
+        .trim_end()
+        .to_owned()
 }
 
 /// Polls until nothing remains; what remained after 5 s otherwise.
@@ -70,7 +83,10 @@ pub(crate) fn until_empty(what: &str, mut remaining: impl FnMut() -> Vec<String>
         if left.is_empty() {
             return;
         }
-        assert!(Instant::now() < until, "{what}: after 5 s there still is {left:#?}");
+        assert!(
+            Instant::now() < until,
+            "{what}: after 5 s there still is {left:#?}"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -93,17 +109,30 @@ pub(crate) fn cgroups_of(warden: u32) -> Vec<String> {
     found
 }
 
-/// Living processes whose command line or environment-free name matches.
+/// Living processes whose folder in /proc the predicate wants.
 pub(crate) fn processes(mut wanted: impl FnMut(&Path) -> bool) -> Vec<String> {
     std::fs::read_dir("/proc")
         .into_iter()
         .flatten()
         .flatten()
-        .filter(|e| e.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit()))
+        .filter(|e| {
+            e.file_name()
+                .to_string_lossy()
+                .bytes()
+                .all(|b| b.is_ascii_digit())
+        })
+        // Zombies wait for their parent only.
+        .filter(|e| {
+            std::fs::read_to_string(e.path().join("stat")).is_ok_and(|s| !s.contains(") Z "))
+        })
         .filter(|e| wanted(&e.path()))
         .map(|e| {
             let line = std::fs::read(e.path().join("cmdline")).unwrap_or_default();
-            format!("{} {}", e.path().display(), String::from_utf8_lossy(&line).replace('\0', " "))
+            format!(
+                "{} {}",
+                e.path().display(),
+                String::from_utf8_lossy(&line).replace('\0', " ")
+            )
         })
         .collect()
 }

@@ -10,10 +10,17 @@ const NOBODY: u32 = 65534;
 async fn capabilities_name_what_is_missing() {
     let provider = provider().await;
     let capabilities = provider.capabilities();
-    let expected = if is_root() { NOBODY } else { rustix::process::getuid().as_raw() };
+    let expected = if is_root() {
+        NOBODY
+    } else {
+        rustix::process::getuid().as_raw()
+    };
     assert_eq!(capabilities.host_uid, expected);
     for degraded in &capabilities.degraded {
-        assert!(!degraded.found.is_empty() && !degraded.costs.is_empty(), "{degraded:?}");
+        assert!(
+            !degraded.found.is_empty() && !degraded.costs.is_empty(),
+            "{degraded:?}"
+        );
     }
 }
 
@@ -38,7 +45,15 @@ fn everything_works_for_an_ordinary_user() {
         return;
     }
     let output = Command::new("/proc/self/exe")
-        .args(["--test-threads", "2", "exec::", "files::", "isolation::", "limits::", "lifetime::"])
+        .args([
+            "--test-threads",
+            "2",
+            "exec::",
+            "files::",
+            "isolation::",
+            "limits::",
+            "lifetime::",
+        ])
         .args(["user::capabilities", "user::doctor"])
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
@@ -49,6 +64,13 @@ fn everything_works_for_an_ordinary_user() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("test result: ok") && !text.contains("running 0 tests"), "{text}");
+    assert!(
+        output.status.success(),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        text.contains("test result: ok") && !text.contains("running 0 tests"),
+        "{text}"
+    );
 }

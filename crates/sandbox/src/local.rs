@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -45,7 +45,10 @@ impl Default for LocalConfig {
 /// warden.
 #[derive(Debug, Clone)]
 pub struct LocalProvider {
-    warden: Arc<Warden>,
+    current: Arc<Mutex<Arc<Warden>>>,
+    /// Held by whoever replaces a warden that was lost.
+    replacing: Arc<tokio::sync::Mutex<()>>,
+    capabilities: Capabilities,
     config: LocalConfig,
 }
 
@@ -65,25 +68,50 @@ impl LocalProvider {
                 "sandboxes are limited in degraded modes; `espalier doctor` says what that costs"
             );
         }
-        Ok(Self { warden, config })
+        let capabilities = warden.capabilities().clone();
+        Ok(Self {
+            current: Arc::new(Mutex::new(warden)),
+            replacing: Arc::default(),
+            capabilities,
+            config,
+        })
+    }
+
+    fn current(&self) -> Arc<Warden> {
+        Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The warden, or a new one when it was killed: that costs its sandboxes, not the run.
+    async fn warden(&self) -> Result<Arc<Warden>, SandboxError> {
+        let _replacing = self.replacing.lock().await;
+        let warden = self.current();
+        let Some(reason) = warden.lost() else {
+            return Ok(warden);
+        };
+        tracing::warn!(reason, "starting a new warden");
+        let warden = Warden::start().await?;
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&warden);
+        Ok(warden)
     }
 
     /// How sandboxes are limited on this machine, and what is missing.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
-        self.warden.capabilities()
+        &self.capabilities
     }
 
     /// The process id of the warden, for whoever watches processes.
     #[must_use]
     pub fn warden_process_id(&self) -> Option<u32> {
-        self.warden.process_id()
+        self.current().process_id()
     }
 
     /// Ends the warden and waits until it has cleaned up. Sandboxes must have been dropped; not
     /// calling this leaves nothing behind either, only a little later.
     pub async fn close(self) {
-        self.warden.close().await;
+        let warden = self.current();
+        drop(self);
+        warden.close().await;
     }
 }
 
@@ -124,7 +152,8 @@ impl LocalProvider {
             name: spec.name.clone(),
             reason,
         };
-        if self.warden.living() >= self.config.sandboxes_max {
+        let warden = self.warden().await?;
+        if warden.living() >= self.config.sandboxes_max {
             return Err(failed(format!(
                 "{} sandboxes live already; raise sandboxes_max or run fewer at a time",
                 self.config.sandboxes_max
@@ -132,11 +161,10 @@ impl LocalProvider {
         }
         let (ours, theirs) =
             UnixStream::pair().map_err(|e| failed(format!("making its control stream: {e}")))?;
-        let made = self
-            .warden
+        let made = warden
             .make(&spec.name, plan(&spec), OwnedFd::from(theirs))
             .await?;
-        let (stream, hello) = Stream::start(ours, &self.warden.tasks)
+        let (stream, hello) = Stream::start(ours, &warden.tasks)
             .map_err(|e| failed(format!("watching its control stream: {e}")))?;
         let mut env = BTreeMap::from([
             ("PATH".to_owned(), PATH.to_owned()),

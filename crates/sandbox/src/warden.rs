@@ -164,6 +164,11 @@ impl Warden {
         process.as_ref().and_then(tokio::process::Child::id)
     }
 
+    /// Why it can make no more sandboxes, if so.
+    pub(crate) fn lost(&self) -> Option<String> {
+        self.shared.fates().lost.clone()
+    }
+
     pub(crate) fn living(&self) -> usize {
         self.shared.fates().living.len()
     }

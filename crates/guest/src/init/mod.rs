@@ -12,6 +12,7 @@
 mod exec;
 mod files;
 mod forward;
+mod supervise;
 
 use std::{
     collections::{BTreeMap, VecDeque},

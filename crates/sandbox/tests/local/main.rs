@@ -14,5 +14,6 @@ mod isolation;
 mod leaks;
 mod lifetime;
 mod limits;
+mod react;
 mod support;
 mod user;

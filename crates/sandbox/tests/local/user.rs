@@ -54,7 +54,7 @@ fn everything_works_for_an_ordinary_user() {
             "limits::",
             "lifetime::",
         ])
-        .args(["user::capabilities", "user::doctor"])
+        .args(["user::capabilities", "user::doctor", "react::"])
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .env("TMPDIR", "/tmp")

@@ -34,7 +34,6 @@ want() { # want PROGRAM PACKAGE WHY
 }
 want cc gcc "C compiler: SQLite and zstd are built from source"
 want python3 python3-minimal "tasks with Python in them"
-want git git "the tests ask it which files belong to the project"
 # Packages that bring no program: the C library to link with, and its static form for the guest.
 if has cc && ! echo 'int main(void) { return 0; }' | cc -static -x c -o /dev/null - 2>/dev/null; then
     say "missing: static C library (the program inside sandboxes is static), in package libc6-dev"

@@ -67,9 +67,18 @@ pub(crate) fn reward_curve(folder: &Path, summary: &Summary, pass: &[f64]) -> Re
         .zip(summary.reward.iter().zip(pass))
         .map(|(step, (&reward, &pass))| Point { step, reward, pass })
         .collect();
-    let mark = |pass: &Pass| Some(Mark { pass: pass.pass_at_1, ci95: (pass.ci95[0], pass.ci95[1]) });
-    let marks = Marks { before: mark(&summary.eval.before.sampled), after: mark(&summary.eval.after.sampled) };
-    curve(&folder.join(FILE), &points, marks).map_err(|error| CliError::failed("the reward curve", error))
+    let mark = |pass: &Pass| {
+        Some(Mark {
+            pass: pass.pass_at_1,
+            ci95: (pass.ci95[0], pass.ci95[1]),
+        })
+    };
+    let marks = Marks {
+        before: mark(&summary.eval.before.sampled),
+        after: mark(&summary.eval.after.sampled),
+    };
+    curve(&folder.join(FILE), &points, marks)
+        .map_err(|error| CliError::failed("the reward curve", error))
 }
 
 /// Draws reward and pass rate by step, and the evaluations before and after with their intervals.
@@ -77,11 +86,7 @@ pub(crate) fn reward_curve(folder: &Path, summary: &Summary, pass: &[f64]) -> Re
 ///
 /// # Errors
 /// [`ChartError`] when the file cannot be written.
-pub(crate) fn curve(
-    path_svg: &Path,
-    points: &[Point],
-    marks: Marks,
-) -> Result<(), ChartError> {
+pub(crate) fn curve(path_svg: &Path, points: &[Point], marks: Marks) -> Result<(), ChartError> {
     let failed = |reason: String| ChartError {
         path: path_svg.to_owned(),
         reason,
@@ -228,8 +233,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_is_not_there_is_named() {
-        let error =
-            curve(Path::new("/nonexistent/reward.svg"), &[], Marks::default()).unwrap_err();
+        let error = curve(Path::new("/nonexistent/reward.svg"), &[], Marks::default()).unwrap_err();
         assert!(
             error.to_string().contains("/nonexistent/reward.svg"),
             "{error}"

@@ -33,23 +33,16 @@ struct Cli {
     json: bool,
 }
 
+// Variants carry no comments: the help of a command is the comment of its arguments.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train a policy with reinforcement learning through a harness.
     Train(commands::train::Arguments),
-    /// Train a policy on rollouts of the scripted teacher, captured through the same harness.
     Sft(commands::sft::Arguments),
-    /// Run rollouts and keep what was captured.
     Rollout(commands::rollout::Arguments),
-    /// Measure a policy on held-out tasks.
     Eval(commands::eval::Arguments),
-    /// Serve an engine to any harness and capture every call.
     Serve(commands::serve::Arguments),
-    /// Look into a run: what became of its rollouts, and the tree of one of them.
     Inspect(commands::inspect::Arguments),
-    /// Say what works on this machine, and what to do about what does not.
     Doctor(commands::doctor::Arguments),
-    /// Check tasks, or write the built-in ones to disk.
     Tasks(commands::tasks::Arguments),
 }
 

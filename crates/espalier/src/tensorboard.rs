@@ -13,13 +13,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Why events could not be written. The run itself is not affected.
-#[derive(Debug, thiserror::Error)]
-#[error("TensorBoard events {path} could not be written: {source}")]
-pub(crate) struct EventsError {
-    path: PathBuf,
-    source: io::Error,
-}
+use learner::grpo::UpdateMetrics;
+
+use crate::{error::CliError, training::Harvest};
 
 /// An events file that is being written.
 #[derive(Debug)]
@@ -33,18 +29,15 @@ impl Events {
     /// made when missing. TensorBoard shows all files of a folder as one run.
     ///
     /// # Errors
-    /// [`EventsError`].
-    pub(crate) fn create(folder: &Path) -> Result<Self, EventsError> {
+    /// When the system refuses the file.
+    pub(crate) fn create(folder: &Path) -> Result<Self, CliError> {
         let now_s = now_s();
         let name = format!(
             "events.out.tfevents.{now_s:010.0}.{}.espalier",
             std::process::id()
         );
         let path = folder.join(name);
-        let failed = |source| EventsError {
-            path: path.clone(),
-            source,
-        };
+        let failed = |error: io::Error| failure(&path, error);
         std::fs::create_dir_all(folder).map_err(failed)?;
         let file = OpenOptions::new()
             .create(true)
@@ -59,20 +52,59 @@ impl Events {
     /// Appends named numbers of one step. They are with the system when this returns.
     ///
     /// # Errors
-    /// [`EventsError`].
-    pub(crate) fn append(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<(), EventsError> {
+    /// When the system refuses the file.
+    pub(crate) fn append(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<(), CliError> {
         self.write(&summary(now_s(), step, scalars))
     }
 
-    fn write(&mut self, event: &[u8]) -> Result<(), EventsError> {
+    fn write(&mut self, event: &[u8]) -> Result<(), CliError> {
         // One write call per record, so that a crash cuts at most the last one.
         self.file
             .write_all(&framed(event))
-            .map_err(|source| EventsError {
-                path: self.path.clone(),
-                source,
-            })
+            .map_err(|error| failure(&self.path, error))
     }
+
+    /// Appends what one training step showed. Steps count from 1.
+    ///
+    /// # Errors
+    /// When the system refuses the file.
+    pub(crate) fn append_step(
+        &mut self,
+        step: u64,
+        harvest: &Harvest,
+        update: Option<&UpdateMetrics>,
+        rollout_s: f64,
+        train_s: f64,
+    ) -> Result<(), CliError> {
+        let mut scalars = vec![
+            ("rollouts/reward", harvest.reward),
+            ("rollouts/pass", harvest.pass),
+            ("rollouts/fork_tokens", harvest.fork_tokens as f64),
+            ("groups/zero_variance", harvest.groups_zero_variance as f64),
+            ("tokens/captured", harvest.tokens_captured as f64),
+            ("tokens/unique", harvest.tokens_unique as f64),
+            ("tokens/trained", harvest.tokens_trained as f64),
+            ("seconds/rollout", rollout_s),
+            ("seconds/train", train_s),
+        ];
+        if let Some(update) = update {
+            scalars.extend([
+                ("update/loss", update.loss),
+                ("update/entropy", update.entropy),
+                ("update/rollout_kl", update.rollout_kl),
+                ("update/clipped", update.clipped),
+                ("update/gradient_norm", update.gradient_norm),
+            ]);
+        }
+        self.append(step, &scalars)
+    }
+}
+
+fn failure(path: &Path, error: io::Error) -> CliError {
+    CliError::failed(
+        format!("TensorBoard events {} could not be written", path.display()),
+        error,
+    )
 }
 
 fn now_s() -> f64 {

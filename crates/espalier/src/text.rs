@@ -13,7 +13,10 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let header: Vec<String> = header.iter().map(|&cell| cell.to_owned()).collect();
     let columns: Vec<(usize, bool)> = (0..header.len())
         .map(|column| {
-            let cells = rows.iter().chain([&header]).filter_map(|row| row.get(column));
+            let cells = rows
+                .iter()
+                .chain([&header])
+                .filter_map(|row| row.get(column));
             let width = cells.map(|cell| cell.chars().count()).max().unwrap_or(0);
             (width, numeric(column))
         })
@@ -26,7 +29,11 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
                 line.push_str("  ");
             }
             let padding = " ".repeat(width.saturating_sub(cell.chars().count()));
-            let (before, after) = if *right { (padding, String::new()) } else { (String::new(), padding) };
+            let (before, after) = if *right {
+                (padding, String::new())
+            } else {
+                (String::new(), padding)
+            };
             line.push_str(&before);
             line.push_str(cell);
             line.push_str(&after);
@@ -40,9 +47,14 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
 /// The text on one line, cut to so many characters. Control characters are shown escaped, so that
 /// what a model wrote cannot steer the terminal.
 pub(crate) fn short(text: &str, characters_max: usize) -> String {
-    let mut line: String = one_line(text).take(characters_max.saturating_add(1)).collect();
+    let mut line: String = one_line(text)
+        .take(characters_max.saturating_add(1))
+        .collect();
     if line.chars().count() > characters_max {
-        line = line.chars().take(characters_max.saturating_sub(1)).collect();
+        line = line
+            .chars()
+            .take(characters_max.saturating_sub(1))
+            .collect();
         line.push('…');
     }
     line
@@ -72,8 +84,10 @@ mod tests {
     #[test]
     fn numbers_stand_right_and_words_left() {
         let rows = [["a", "9", "x"], ["bcd", "-", "yy"], ["e", "1000", ""]];
-        let rows: Vec<Vec<String>> =
-            rows.iter().map(|row| row.iter().map(|&cell| cell.to_owned()).collect()).collect();
+        let rows: Vec<Vec<String>> = rows
+            .iter()
+            .map(|row| row.iter().map(|&cell| cell.to_owned()).collect())
+            .collect();
         insta::assert_snapshot!(table(&["name", "count", "why"], &rows), @r"
         name  count  why
         a         9  x
@@ -91,6 +105,9 @@ mod tests {
 
     #[test]
     fn counts_keep_three_digits() {
-        assert_eq!([9_999, 10_000, 123_456, 4_560_000].map(count), ["9999", "10.0k", "123.5k", "4.56M"]);
+        assert_eq!(
+            [9_999, 10_000, 123_456, 4_560_000].map(count),
+            ["9999", "10.0k", "123.5k", "4.56M"]
+        );
     }
 }

@@ -12,8 +12,14 @@ use crate::{display::Display, error::CliError, policy, recipe::Recipe, text::tab
 /// Free space that a run with its checkpoints should have.
 const DISK_BYTES_MIN: u64 = 2 << 30;
 /// Checks of the sandbox without which no rollout can run here.
-const NEEDED: [&str; 6] =
-    ["kernel", "guest", "namespaces", "sandbox", "user namespace policy", "processor"];
+const NEEDED: [&str; 6] = [
+    "kernel",
+    "guest",
+    "namespaces",
+    "sandbox",
+    "user namespace policy",
+    "processor",
+];
 
 /// Say what works on this machine, and what to do about what does not.
 ///
@@ -61,7 +67,13 @@ struct Line {
 
 fn ok(name: impl Into<String>, found: impl Into<String>) -> Line {
     let (name, found) = (name.into(), found.into());
-    Line { name, state: State::Ok, found, costs: String::new(), advice: String::new() }
+    Line {
+        name,
+        state: State::Ok,
+        found,
+        costs: String::new(),
+        advice: String::new(),
+    }
 }
 
 fn lacking(
@@ -71,8 +83,17 @@ fn lacking(
     costs: impl Into<String>,
     advice: impl Into<String>,
 ) -> Line {
-    let state = if needed { State::Missing } else { State::Limited };
-    Line { state, costs: costs.into(), advice: advice.into(), ..ok(name, found) }
+    let state = if needed {
+        State::Missing
+    } else {
+        State::Limited
+    };
+    Line {
+        state,
+        costs: costs.into(),
+        advice: advice.into(),
+        ..ok(name, found)
+    }
 }
 
 impl From<sandbox::Check> for Line {
@@ -94,7 +115,11 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         .map_err(|error| CliError::failed("looking at the machine", error))?;
     let mut lines: Vec<Line> = checks.into_iter().map(Line::from).collect();
     lines.push(disk(Path::new(".")));
-    lines.push(program("python3", "chores of family fix-python, and harnesses of kind pip", "python3"));
+    lines.push(program(
+        "python3",
+        "chores of family fix-python, and harnesses of kind pip",
+        "python3",
+    ));
     let harnesses = match &recipe {
         Some(recipe) => recipe.harnesses.clone(),
         None => harness::names(folder().as_deref()),
@@ -103,7 +128,11 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     if let Some(recipe) = &recipe {
         lines.extend(policy_lines(&recipe.policy.folder));
         lines.push(tasks("tasks.train", &recipe.tasks.train, Split::Train));
-        lines.push(tasks("tasks.held_out", &recipe.tasks.held_out, Split::HeldOut));
+        lines.push(tasks(
+            "tasks.held_out",
+            &recipe.tasks.held_out,
+            Split::HeldOut,
+        ));
     }
     let value = serde_json::to_value(&lines)
         .map_err(|error| CliError::failed("the answer as JSON", error))?;
@@ -126,7 +155,13 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
 fn text(lines: &[Line]) -> String {
     let rows: Vec<Vec<String>> = lines
         .iter()
-        .map(|line| vec![line.state.name().to_owned(), line.name.clone(), line.found.clone()])
+        .map(|line| {
+            vec![
+                line.state.name().to_owned(),
+                line.name.clone(),
+                line.found.clone(),
+            ]
+        })
         .collect();
     let mut text = table(&["", "what", "found"], &rows);
     for line in lines.iter().filter(|line| line.state != State::Ok) {
@@ -161,14 +196,23 @@ fn disk(folder: &Path) -> Line {
                 "free 2 GiB, or choose another --out",
             )
         }
-        Err(error) => lacking(false, "disk", error.to_string(), "unknown", "check the folder"),
+        Err(error) => lacking(
+            false,
+            "disk",
+            error.to_string(),
+            "unknown",
+            "check the folder",
+        ),
     }
 }
 
 /// Where a program is, when sandboxes see it too: they have `/usr` of this machine.
 fn in_sandboxes(name: &str) -> Option<PathBuf> {
     let folders = ["/usr/local/bin", "/usr/bin", "/bin"].map(Path::new);
-    folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file())
+    folders
+        .iter()
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
 }
 
 fn program(name: &str, used_by: &str, package: &str) -> Line {
@@ -195,42 +239,71 @@ fn bundle(name: &str, needed: bool) -> Line {
     let profile = match Profile::load(folder().as_deref(), name) {
         Ok(profile) => profile,
         Err(error) => {
-            return lacking(needed, title, error.to_string(), "it cannot be used", "correct the profile or the name");
+            return lacking(
+                needed,
+                title,
+                error.to_string(),
+                "it cannot be used",
+                "correct the profile or the name",
+            );
         }
     };
     let tool = match profile.install {
-        Install::None => return ok(title, format!("{} {}, in every sandbox", profile.name, profile.version)),
+        Install::None => {
+            return ok(
+                title,
+                format!("{} {}, in every sandbox", profile.name, profile.version),
+            );
+        }
         Install::Npm { .. } => "npm",
         Install::Pip { .. } => "python3",
     };
     if let Some(folder) = installed(&profile) {
-        return ok(title, format!("{} {}, in {}", profile.name, profile.version, folder.display()));
+        return ok(
+            title,
+            format!(
+                "{} {}, in {}",
+                profile.name,
+                profile.version,
+                folder.display()
+            ),
+        );
     }
     if in_path(tool) {
-        return ok(title, format!("{} {}, is installed at first use with {tool}", profile.name, profile.version));
+        return ok(
+            title,
+            format!(
+                "{} {}, is installed at first use with {tool}",
+                profile.name, profile.version
+            ),
+        );
     }
     let advice = match tool {
         "npm" => "apt-get install nodejs npm",
         _ => "apt-get install python3 python3-venv",
     };
-    lacking(needed, title, format!("not installed, and {tool} is not in PATH"), "it cannot be used", advice)
+    lacking(
+        needed,
+        title,
+        format!("not installed, and {tool} is not in PATH"),
+        "it cannot be used",
+        advice,
+    )
 }
 
 /// A bundle of this version in the cache.
 fn installed(profile: &Profile) -> Option<PathBuf> {
     let start = format!("{}-{}-", profile.name, profile.version);
     let entries = std::fs::read_dir(harness::cache_folder().ok()?).ok()?;
-    entries
-        .flatten()
-        .map(|entry| entry.path())
-        .find(|path| {
-            let name = path.file_name().and_then(|name| name.to_str());
-            path.is_dir() && name.is_some_and(|name| name.starts_with(&start))
-        })
+    entries.flatten().map(|entry| entry.path()).find(|path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        path.is_dir() && name.is_some_and(|name| name.starts_with(&start))
+    })
 }
 
 fn policy_lines(folder: &Path) -> Vec<Line> {
-    let advice = "point policy.folder at a Hugging Face folder with weights, tokenizer and chat template";
+    let advice =
+        "point policy.folder at a Hugging Face folder with weights, tokenizer and chat template";
     let failed = |name: &str, error: &CliError| {
         lacking(true, name, chain(error), "the recipe cannot run", advice)
     };
@@ -239,11 +312,17 @@ fn policy_lines(folder: &Path) -> Vec<Line> {
         Err(error) => return vec![failed("policy tokenizer", &error)],
     };
     let mode = match codec.mode() {
-        codec::Mode::Exact => ok("policy tokenizer", format!("{} ids, prompts continue exactly", codec.vocabulary())),
+        codec::Mode::Exact => ok(
+            "policy tokenizer",
+            format!("{} ids, prompts continue exactly", codec.vocabulary()),
+        ),
         codec::Mode::ReEncode { reason } => lacking(
             false,
             "policy tokenizer",
-            format!("{} ids, prompts are encoded anew: {reason}", codec.vocabulary()),
+            format!(
+                "{} ids, prompts are encoded anew: {reason}",
+                codec.vocabulary()
+            ),
             "every call is a branch of its own: more tokens to compute, nothing wrong",
             "use a chat template that prints an assistant turn's content as it is",
         ),
@@ -265,8 +344,20 @@ fn policy_lines(folder: &Path) -> Vec<Line> {
 fn tasks(key: &str, source: &str, split: Split) -> Line {
     match task::load(source, split) {
         Ok(tasks) if !tasks.is_empty() => ok(key, format!("{} tasks of {source}", tasks.len())),
-        Ok(_) => lacking(true, key, format!("no tasks in {source}"), "the recipe cannot run", "name a folder of tasks, or chores"),
-        Err(error) => lacking(true, key, error.to_string(), "the recipe cannot run", "espalier tasks check SOURCE"),
+        Ok(_) => lacking(
+            true,
+            key,
+            format!("no tasks in {source}"),
+            "the recipe cannot run",
+            "name a folder of tasks, or chores",
+        ),
+        Err(error) => lacking(
+            true,
+            key,
+            error.to_string(),
+            "the recipe cannot run",
+            "espalier tasks check SOURCE",
+        ),
     }
 }
 
@@ -289,8 +380,20 @@ mod tests {
     fn what_is_missing_comes_with_its_price_and_advice() {
         let lines = [
             ok("kernel", "6.1.0"),
-            lacking(false, "cpu limit", "cgroup v1", "a busy loop slows its neighbours", "run as root"),
-            lacking(true, "sandbox", "refused", "no rollout can run", "allow user namespaces"),
+            lacking(
+                false,
+                "cpu limit",
+                "cgroup v1",
+                "a busy loop slows its neighbours",
+                "run as root",
+            ),
+            lacking(
+                true,
+                "sandbox",
+                "refused",
+                "no rollout can run",
+                "allow user namespaces",
+            ),
         ];
         insta::assert_snapshot!(text(&lines), @r"
                  what       found
@@ -314,7 +417,11 @@ mod tests {
         let lines = policy_lines(folder.path());
         assert_eq!(lines.len(), 1);
         assert_eq!(lines[0].state, State::Missing);
-        assert!(lines[0].found.contains("tokenizer.json"), "{}", lines[0].found);
+        assert!(
+            lines[0].found.contains("tokenizer.json"),
+            "{}",
+            lines[0].found
+        );
     }
 
     #[test]

@@ -64,7 +64,8 @@ enum Kind {
 impl Kind {
     fn parse(text: &str) -> Result<Self, CliError> {
         let wrong = |what: String| Err(CliError::usage(what, format!("today there are {KINDS}")));
-        let Some((kind, place)) = text.split_once(':').filter(|(_, place)| !place.is_empty()) else {
+        let Some((kind, place)) = text.split_once(':').filter(|(_, place)| !place.is_empty())
+        else {
             return wrong(format!("--engine {text:?}: expected KIND:WHERE"));
         };
         match kind {
@@ -140,7 +141,10 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     };
     let config = gateway::Config {
         listen: vec![Listen::Tcp(arguments.listen)],
-        admin: Some(Admin { listen: arguments.admin, token: token.clone() }),
+        admin: Some(Admin {
+            listen: arguments.admin,
+            token: token.clone(),
+        }),
         ..gateway::Config::default()
     };
     let gateway = match Gateway::start(config, engine, Arc::clone(&codec), ledger.clone()).await {
@@ -165,7 +169,9 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         0 => String::new(),
         closed => format!(" ({closed} rollouts were open and are recorded as interrupted)"),
     };
-    Err(CliError::Interrupted { resume: format!("what was captured is in {run}{open}; see it with: espalier inspect {run}") })
+    Err(CliError::Interrupted {
+        resume: format!("what was captured is in {run}{open}; see it with: espalier inspect {run}"),
+    })
 }
 
 fn announce(display: &Display, gateway: &Gateway, token: &str, codec: &Codec, run: &Path) {
@@ -186,7 +192,9 @@ fn announce(display: &Display, gateway: &Gateway, token: &str, codec: &Codec, ru
     display.line(&format!("token       {token}"));
     display.line(&format!("captured in {}", run.display()));
     if let codec::Mode::ReEncode { reason } = codec.mode() {
-        display.line(&format!("warning     prompts do not continue exactly: {reason}"));
+        display.line(&format!(
+            "warning     prompts do not continue exactly: {reason}"
+        ));
     }
     display.line(&format!(
         "open a rollout: curl -s -X POST -H 'Authorization: Bearer {token}' {admin}/v1/rollouts"
@@ -255,7 +263,10 @@ mod tests {
     fn an_engine_is_a_kind_and_a_place() {
         let kind = |text| Kind::parse(text).map_err(|error| error.to_string());
         assert_eq!(kind("embedded:a/b:c"), Ok(Kind::Embedded("a/b:c".into())));
-        assert_eq!(kind("scripted:x.jsonl"), Ok(Kind::Scripted("x.jsonl".into())));
+        assert_eq!(
+            kind("scripted:x.jsonl"),
+            Ok(Kind::Scripted("x.jsonl".into()))
+        );
         let cases = [
             ("embedded", "expected KIND:WHERE"),
             ("embedded:", "expected KIND:WHERE"),

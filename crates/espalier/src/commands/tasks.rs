@@ -60,11 +60,15 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
 /// Both splits of a source; one when it has no splits.
 fn load(source: &str) -> Result<Vec<(Split, Vec<Task>)>, CliError> {
     let of = |split| {
-        task::load(source, split).map_err(|error| CliError::failed(format!("tasks {source}"), error))
+        task::load(source, split)
+            .map_err(|error| CliError::failed(format!("tasks {source}"), error))
     };
     let (train, held_out) = (of(Split::Train)?, of(Split::HeldOut)?);
     // A folder without splits gives the same tasks for both.
-    let same = train.iter().map(|task| &task.digest).eq(held_out.iter().map(|task| &task.digest));
+    let same = train
+        .iter()
+        .map(|task| &task.digest)
+        .eq(held_out.iter().map(|task| &task.digest));
     let mut splits = vec![(Split::Train, train)];
     if !same {
         splits.push((Split::HeldOut, held_out));
@@ -88,12 +92,16 @@ enum State {
 impl State {
     fn of(gates: Result<&Gates, &VerifyError>) -> Self {
         match gates {
-            Err(error) => Self::Refused { why: error.to_string() },
+            Err(error) => Self::Refused {
+                why: error.to_string(),
+            },
             Ok(gates) if gates.admitted() => Self::Admitted,
             Ok(gates) if gates.solution.is_empty() && gates.no_op == 0.0 && gates.deterministic => {
                 Self::Unproven
             }
-            Ok(gates) => Self::Refused { why: gates.objections().join("; ") },
+            Ok(gates) => Self::Refused {
+                why: gates.objections().join("; "),
+            },
         }
     }
 
@@ -109,8 +117,16 @@ impl State {
 async fn check(source: &str, parse_only: bool, display: &Display) -> Result<(), CliError> {
     let splits = load(source)?;
     for (split, tasks) in &splits {
-        let split = if splits.len() == 1 { "tasks" } else { split.name() };
-        display.line(&format!("{split}: {} tasks in {} families can be read", tasks.len(), families(tasks)));
+        let split = if splits.len() == 1 {
+            "tasks"
+        } else {
+            split.name()
+        };
+        display.line(&format!(
+            "{split}: {} tasks in {} families can be read",
+            tasks.len(),
+            families(tasks)
+        ));
     }
     let tasks: Vec<Task> = splits.into_iter().flat_map(|(_, tasks)| tasks).collect();
     if parse_only {
@@ -123,8 +139,10 @@ async fn check(source: &str, parse_only: bool, display: &Display) -> Result<(), 
         *counts.entry(state.name()).or_default() += 1;
     }
     display.json(&serde_json::json!({"tasks": states.len(), "counts": counts, "states": states}));
-    let rows: Vec<Vec<String>> =
-        counts.iter().map(|(name, count)| vec![(*name).to_owned(), count.to_string()]).collect();
+    let rows: Vec<Vec<String>> = counts
+        .iter()
+        .map(|(name, count)| vec![(*name).to_owned(), count.to_string()])
+        .collect();
     display.line(table(&["gates", "tasks"], &rows).trim_end());
     let refused: Vec<(&String, &String)> = states
         .iter()
@@ -137,7 +155,9 @@ async fn check(source: &str, parse_only: bool, display: &Display) -> Result<(), 
         display.line(&format!("refused {id}: {why}"));
     }
     if counts.contains_key("unproven") {
-        display.line("unproven: no reference solution says that the task can be solved; add a solution.toml");
+        display.line(
+            "unproven: no reference solution says that the task can be solved; add a solution.toml",
+        );
     }
     match refused.len() {
         0 => Ok(()),
@@ -149,13 +169,22 @@ async fn check(source: &str, parse_only: bool, display: &Display) -> Result<(), 
 }
 
 fn families(tasks: &[Task]) -> usize {
-    tasks.iter().map(|task| &task.family).collect::<std::collections::BTreeSet<_>>().len()
+    tasks
+        .iter()
+        .map(|task| &task.family)
+        .collect::<std::collections::BTreeSet<_>>()
+        .len()
 }
 
 async fn try_out(tasks: &[Task], display: &Display) -> Result<BTreeMap<String, State>, CliError> {
-    let provider = LocalProvider::start(sandbox::LocalConfig::default()).await.map_err(|error| {
-        CliError::failed("sandboxes cannot be made here; `espalier doctor` says more", error)
-    })?;
+    let provider = LocalProvider::start(sandbox::LocalConfig::default())
+        .await
+        .map_err(|error| {
+            CliError::failed(
+                "sandboxes cannot be made here; `espalier doctor` says more",
+                error,
+            )
+        })?;
     let provider = Arc::new(provider);
     let (cancel, _watcher) = super::interrupts();
     let progress = display.steps("gates", tasks.len() as u64, "tasks");
@@ -179,7 +208,10 @@ async fn try_out(tasks: &[Task], display: &Display) -> Result<BTreeMap<String, S
 }
 
 /// The future's result; dropping it on Ctrl-C destroys its sandboxes.
-async fn unless<T>(cancel: &CancellationToken, work: impl Future<Output = T>) -> Result<T, CliError> {
+async fn unless<T>(
+    cancel: &CancellationToken,
+    work: impl Future<Output = T>,
+) -> Result<T, CliError> {
     tokio::select! {
         done = work => Ok(done),
         () = cancel.cancelled() => {
@@ -199,7 +231,11 @@ fn write(source: &str, out: &std::path::Path, display: &Display) -> Result<(), C
     let mut written = 0;
     for (split, tasks) in &splits {
         for task in tasks {
-            let folder = if splits.len() == 1 { out.to_owned() } else { out.join(split.name()) };
+            let folder = if splits.len() == 1 {
+                out.to_owned()
+            } else {
+                out.join(split.name())
+            };
             task::write_dir(task, &folder.join(task.id.as_str()))
                 .map_err(|error| CliError::failed(format!("task {}", task.id), error))?;
             written += 1;
@@ -215,7 +251,11 @@ mod tests {
     use super::*;
 
     fn gates(no_op: f64, solution: &[f64], deterministic: bool) -> Gates {
-        Gates { no_op, solution: solution.to_vec(), deterministic }
+        Gates {
+            no_op,
+            solution: solution.to_vec(),
+            deterministic,
+        }
     }
 
     #[test]

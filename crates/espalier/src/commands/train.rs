@@ -23,6 +23,7 @@ use crate::{
     score::{self, Evaluation},
     summary::{Evaluations, PhaseSeconds, Summary, Tokens, table},
     teacher,
+    tensorboard::Events,
     training::{self, Harvest},
 };
 
@@ -209,6 +210,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     sums.seconds.eval += started.elapsed().as_secs_f64();
     display.line(&format!("before: {}", one_line(&before)));
     let steps = recipe.train.steps;
+    let mut events = Events::create(&dir.path)?;
     let mut step_seconds: Vec<f64> = Vec::new();
     for step in first_step..steps {
         let started = Instant::now();
@@ -276,6 +278,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
             rollout_s,
             train_s,
         })?;
+        events.append_step(step + 1, &harvest, update.as_ref(), rollout_s, train_s)?;
         if (step + 1) % recipe.train.checkpoint_every == 0 || step + 1 == steps {
             learner
                 .save(

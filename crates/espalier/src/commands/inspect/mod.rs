@@ -45,7 +45,9 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<(), CliError> {
             progress.advance("");
         }
         progress.done();
-        return show(&display, &overview, |overview| overview.text(&arguments.run));
+        return show(&display, &overview, |overview| {
+            overview.text(&arguments.run)
+        });
     };
     let rollout = find(&rollouts, name)?;
     let calls = ledger.calls(&rollout.spec.id).map_err(failed)?;
@@ -79,8 +81,10 @@ fn find<'a>(rollouts: &'a [Rollout], name: &str) -> Result<&'a Rollout, CliError
     if let Some(exact) = rollouts.iter().find(|rollout| id(rollout).as_str() == name) {
         return Ok(exact);
     }
-    let similar: Vec<&Rollout> =
-        rollouts.iter().filter(|rollout| id(rollout).as_str().contains(name)).collect();
+    let similar: Vec<&Rollout> = rollouts
+        .iter()
+        .filter(|rollout| id(rollout).as_str().contains(name))
+        .collect();
     if let [only] = similar[..] {
         return Ok(only);
     }
@@ -89,12 +93,19 @@ fn find<'a>(rollouts: &'a [Rollout], name: &str) -> Result<&'a Rollout, CliError
     } else {
         (format!("{} rollouts", similar.len()), similar)
     };
-    let names: Vec<&str> =
-        shown.iter().take(NAMES_MAX).map(|rollout| id(rollout).as_str()).collect();
+    let names: Vec<&str> = shown
+        .iter()
+        .take(NAMES_MAX)
+        .map(|rollout| id(rollout).as_str())
+        .collect();
     let more = shown.len().saturating_sub(NAMES_MAX);
-    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    let more = if more == 0 {
+        String::new()
+    } else {
+        format!(" and {more} more")
+    };
     Err(CliError::usage(
-        format!("{found} of the run are called {name:?}"),
+        format!("{name:?} names {found} of the run"),
         format!("there are {}{more}", names.join(", ")),
     ))
 }

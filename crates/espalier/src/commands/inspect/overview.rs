@@ -96,13 +96,19 @@ impl Overview {
         let mut rewards: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for rollout in rollouts.iter().filter(|rollout| voted(rollout)) {
             let reward = rollout.verdict.as_ref().map(|verdict| verdict.reward);
-            rewards.entry(rollout.spec.group.as_str()).or_default().extend(reward);
+            rewards
+                .entry(rollout.spec.group.as_str())
+                .or_default()
+                .extend(reward);
         }
         let differing = rewards
             .into_iter()
             .filter(|(_, rewards)| rewards.windows(2).any(|pair| pair[0] != pair[1]))
             .map(|(group, _)| group.to_owned());
-        Self { groups_with_difference: differing.collect(), ..Self::default() }
+        Self {
+            groups_with_difference: differing.collect(),
+            ..Self::default()
+        }
     }
 
     /// Counts a rollout in.
@@ -139,15 +145,23 @@ impl Overview {
 
     fn attend(&mut self, id: &str, why: String) {
         if self.attention.len() < ATTENTION_MAX {
-            self.attention.push(Attention { rollout: id.to_owned(), why });
+            self.attention.push(Attention {
+                rollout: id.to_owned(),
+                why,
+            });
         }
     }
 
     fn note_result(&mut self, rollout: &Rollout, calls: u64) {
         let label = |name: &str| rollout.spec.labels.get(name).cloned();
-        let step = label("step").and_then(|step| step.parse().ok()).unwrap_or(0);
+        let step = label("step")
+            .and_then(|step| step.parse().ok())
+            .unwrap_or(0);
         let split = label("split").unwrap_or_else(|| "-".to_owned());
-        let row = self.results.entry((split, step, rollout.spec.harness.clone())).or_default();
+        let row = self
+            .results
+            .entry((split, step, rollout.spec.harness.clone()))
+            .or_default();
         row.rollouts += 1;
         row.calls += calls;
         if let (true, Some(verdict)) = (voted(rollout), &rollout.verdict) {
@@ -176,7 +190,10 @@ impl Overview {
         let kept = select(tree, selection);
         for dropped in &kept.dropped {
             if dropped.tokens_trainable > 0 {
-                let tokens = self.tokens_dropped.entry(reason_name(dropped.reason)).or_default();
+                let tokens = self
+                    .tokens_dropped
+                    .entry(reason_name(dropped.reason))
+                    .or_default();
                 *tokens += dropped.tokens_trainable as u64;
             }
         }
@@ -184,11 +201,20 @@ impl Overview {
             self.over_branched += 1;
             self.attend(id, over.to_string());
         }
-        let in_training = rollout.spec.labels.get("split").is_some_and(|split| split == "train");
-        let trains = rollout.disposition.as_ref().is_some_and(Disposition::trains);
+        let in_training = rollout
+            .spec
+            .labels
+            .get("split")
+            .is_some_and(|split| split == "train");
+        let trains = rollout
+            .disposition
+            .as_ref()
+            .is_some_and(Disposition::trains);
         if in_training
             && trains
-            && self.groups_with_difference.contains(rollout.spec.group.as_str())
+            && self
+                .groups_with_difference
+                .contains(rollout.spec.group.as_str())
         {
             self.tokens.trained += kept.tokens_trained as u64;
         }
@@ -201,19 +227,31 @@ impl Overview {
             0 => String::new(),
             running => format!(" ({running} running)"),
         };
-        let mut text = format!("{run}: {} rollouts{running}, {} calls\n", self.rollouts, self.calls);
+        let mut text = format!(
+            "{run}: {} rollouts{running}, {} calls\n",
+            self.rollouts, self.calls
+        );
         let mut part = |part: String| {
             text.push('\n');
             text.push_str(&part);
         };
         let pairs = |counts: Vec<(String, u64)>| -> Vec<Vec<String>> {
-            counts.into_iter().map(|(name, number)| vec![name, count(number)]).collect()
+            counts
+                .into_iter()
+                .map(|(name, number)| vec![name, count(number)])
+                .collect()
         };
         let named = |(name, number): (&&str, &u64)| ((*name).to_owned(), *number);
-        part(table(&["disposition", "rollouts"], &pairs(self.dispositions.iter().map(named).collect())));
+        part(table(
+            &["disposition", "rollouts"],
+            &pairs(self.dispositions.iter().map(named).collect()),
+        ));
         let owned = |(name, number): (&String, &u64)| (name.clone(), *number);
         if !self.faults.is_empty() {
-            part(table(&["fault", "rollouts"], &pairs(self.faults.iter().map(owned).collect())));
+            part(table(
+                &["fault", "rollouts"],
+                &pairs(self.faults.iter().map(owned).collect()),
+            ));
         }
         part(self.results_text());
         let tokens = [
@@ -223,7 +261,10 @@ impl Overview {
             ("trained", self.tokens.trained),
             ("without log-probabilities", self.tokens.without_logprobs),
         ];
-        part(table(&["tokens", ""], &pairs(tokens.map(|(name, n)| (name.to_owned(), n)).into())));
+        part(table(
+            &["tokens", ""],
+            &pairs(tokens.map(|(name, n)| (name.to_owned(), n)).into()),
+        ));
         if !self.forks.is_empty() {
             let rows: Vec<Vec<String>> = self
                 .forks
@@ -233,14 +274,20 @@ impl Overview {
                     vec![(*cause).to_owned(), forks, again, cost.example.clone()]
                 })
                 .collect();
-            part(table(&["fork cause", "forks", "tokens again", "dearest"], &rows));
+            part(table(
+                &["fork cause", "forks", "tokens again", "dearest"],
+                &rows,
+            ));
         }
         if !self.tokens_dropped.is_empty() {
             let rows = pairs(self.tokens_dropped.iter().map(owned).collect());
             part(table(&["not trained because", "tokens"], &rows));
         }
         if self.over_branched > 0 {
-            part(format!("{} rollouts are over-branched: nothing of them is trained\n", self.over_branched));
+            part(format!(
+                "{} rollouts are over-branched: nothing of them is trained\n",
+                self.over_branched
+            ));
         }
         for (id, error) in &self.unreadable {
             part(format!("{id}: no tree: {error}\n"));
@@ -276,14 +323,26 @@ impl Overview {
                 ]
             })
             .collect();
-        let header =
-            ["split", "step", "harness", "rollouts", "no vote", "pass", "reward", "calls each"];
+        let header = [
+            "split",
+            "step",
+            "harness",
+            "rollouts",
+            "no vote",
+            "pass",
+            "reward",
+            "calls each",
+        ];
         table(&header, &rows)
     }
 }
 
 fn voted(rollout: &Rollout) -> bool {
-    rollout.verdict.is_some() && rollout.disposition.as_ref().is_some_and(Disposition::has_vote)
+    rollout.verdict.is_some()
+        && rollout
+            .disposition
+            .as_ref()
+            .is_some_and(Disposition::has_vote)
 }
 
 /// The fault's word, as in the ledger.

@@ -70,8 +70,9 @@ impl<'a> View<'a> {
         calls: &'a [Call],
         selection: &Selection,
     ) -> Result<Self, CliError> {
-        let tree = Tree::build(calls)
-            .map_err(|error| CliError::failed(format!("rollout {}: its tree", rollout.spec.id), error))?;
+        let tree = Tree::build(calls).map_err(|error| {
+            CliError::failed(format!("rollout {}: its tree", rollout.spec.id), error)
+        })?;
         let kept = select(&tree, selection);
         let mut fork_at = BTreeMap::new();
         for (index, fork) in tree.forks.iter().enumerate() {
@@ -79,7 +80,10 @@ impl<'a> View<'a> {
         }
         Ok(Self {
             rollout,
-            calls: calls.iter().filter_map(|call| call_row(call, &tree)).collect(),
+            calls: calls
+                .iter()
+                .filter_map(|call| call_row(call, &tree))
+                .collect(),
             stats: tree.stats(),
             nodes: node_rows(&tree, &kept),
             conversation: conversation(calls, &tree),
@@ -92,7 +96,12 @@ impl<'a> View<'a> {
     /// For a terminal.
     pub(super) fn text(&self) -> String {
         let mut text = self.head();
-        for part in [self.calls_text(), self.tree_text(), self.conversation_text(), self.verdict_text()] {
+        for part in [
+            self.calls_text(),
+            self.tree_text(),
+            self.conversation_text(),
+            self.verdict_text(),
+        ] {
             if !part.is_empty() {
                 text.push('\n');
                 text.push_str(&part);
@@ -102,13 +111,23 @@ impl<'a> View<'a> {
     }
 
     fn head(&self) -> String {
-        let Rollout { spec, lineage, seconds, .. } = self.rollout;
-        let labels: Vec<String> =
-            spec.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let Rollout {
+            spec,
+            lineage,
+            seconds,
+            ..
+        } = self.rollout;
+        let labels: Vec<String> = spec
+            .labels
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
         let disposition = match &self.rollout.disposition {
             None => "running".to_owned(),
             Some(Disposition::Train) => "train".to_owned(),
-            Some(disposition @ (Disposition::Truncate { reason } | Disposition::Mask { reason })) => {
+            Some(
+                disposition @ (Disposition::Truncate { reason } | Disposition::Mask { reason }),
+            ) => {
                 format!("{}: {reason}", disposition.name())
             }
             Some(
@@ -116,7 +135,10 @@ impl<'a> View<'a> {
                 | Disposition::Discard { fault, reason }),
             ) => format!("{}: {}: {reason}", disposition.name(), fault_name(*fault)),
         };
-        let exit = self.rollout.harness_exit.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        let exit = self
+            .rollout
+            .harness_exit
+            .map_or_else(|| "none".to_owned(), |code| code.to_string());
         format!(
             "rollout      {}\ntask         {}\ngroup        {}\nharness      {} (exit code {exit})\n\
              policy       version {}\nlabels       {}\ndisposition  {disposition}\n\
@@ -124,7 +146,11 @@ impl<'a> View<'a> {
             spec.id,
             spec.task,
             spec.group,
-            if lineage.harness_version.is_empty() { &spec.harness } else { &lineage.harness_version },
+            if lineage.harness_version.is_empty() {
+                &spec.harness
+            } else {
+                &lineage.harness_version
+            },
             lineage.policy,
             labels.join(" "),
             seconds.queue,
@@ -141,7 +167,8 @@ impl<'a> View<'a> {
             .calls
             .iter()
             .map(|row| {
-                let dash = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
+                let dash =
+                    |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
                 vec![
                     row.call.to_string(),
                     row.class.to_owned(),
@@ -161,8 +188,17 @@ impl<'a> View<'a> {
             return "no calls were captured\n".to_owned();
         }
         let header = [
-            "call", "class", "segment", "carries on", "prompt", "exact", "reply", "attempts",
-            "policy", "end", "class because",
+            "call",
+            "class",
+            "segment",
+            "carries on",
+            "prompt",
+            "exact",
+            "reply",
+            "attempts",
+            "policy",
+            "end",
+            "class because",
         ];
         table(&header, &rows)
     }
@@ -184,18 +220,36 @@ impl<'a> View<'a> {
         if let Some(over) = self.kept.discarded {
             text.push_str(&format!("nothing is kept: {over}\n"));
         }
-        if !self.rollout.disposition.as_ref().is_some_and(Disposition::trains) {
+        if !self
+            .rollout
+            .disposition
+            .as_ref()
+            .is_some_and(Disposition::trains)
+        {
             text.push_str("the disposition keeps all of it out of training\n");
         }
         // A stack instead of recursion: a chain may have thousands of nodes.
-        let roots: Vec<usize> = self.nodes.iter().filter(|row| row.parent.is_none()).map(|row| row.node).collect();
+        let roots: Vec<usize> = self
+            .nodes
+            .iter()
+            .filter(|row| row.parent.is_none())
+            .map(|row| row.node)
+            .collect();
         let mut stack: Vec<(usize, String, String)> = Vec::new();
         push_branches(&mut stack, &roots, "");
         while let Some((node, first, rest)) = stack.pop() {
             let row = &self.nodes[node];
-            let training = if row.training.is_empty() { String::new() } else { format!(" · {}", row.training) };
+            let training = if row.training.is_empty() {
+                String::new()
+            } else {
+                format!(" · {}", row.training)
+            };
             text.push_str(&format!("{first}● {} {}{training}\n", row.tokens, row.what));
-            if let Some(fork) = self.fork_at.get(&node).and_then(|&index| self.forks.get(index)) {
+            if let Some(fork) = self
+                .fork_at
+                .get(&node)
+                .and_then(|&index| self.forks.get(index))
+            {
                 text.push_str(&format!(
                     "{rest}  fork of call {} from call {}: {}, {} tokens again: {}\n",
                     fork.call,
@@ -221,14 +275,21 @@ impl<'a> View<'a> {
             };
             let mut line = |what: &str| text.push_str(&format!("{name:<10} {what}\n"));
             if let Some(reasoning) = &message.reasoning {
-                line(&format!("(thinks) {}", short(reasoning, MESSAGE_CHARACTERS_MAX)));
+                line(&format!(
+                    "(thinks) {}",
+                    short(reasoning, MESSAGE_CHARACTERS_MAX)
+                ));
             }
             let said = message.text_content();
             if !said.trim().is_empty() || message.tool_calls.is_empty() {
                 line(&short(&said, MESSAGE_CHARACTERS_MAX));
             }
             for call in &message.tool_calls {
-                line(&format!("→ {} {}", short(&call.name, 40), short(&call.arguments.to_string(), MESSAGE_CHARACTERS_MAX)));
+                line(&format!(
+                    "→ {} {}",
+                    short(&call.name, 40),
+                    short(&call.arguments.to_string(), MESSAGE_CHARACTERS_MAX)
+                ));
             }
         }
         text
@@ -253,7 +314,10 @@ impl<'a> View<'a> {
 
 /// The last lines of a program's output, indented.
 fn output(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
     let skipped = lines.len().saturating_sub(OUTPUT_LINES_MAX);
     let mut shown = String::new();
     if skipped > 0 {
@@ -294,22 +358,30 @@ fn call_row(call: &Call, tree: &Tree) -> Option<CallRow> {
         reply_tokens: place.output_tokens,
         end: end(call),
         attempts: call.attempts.len(),
-        policy: generation.and_then(|generation| generation.policy.last()).map(|span| span.version),
+        policy: generation
+            .and_then(|generation| generation.policy.last())
+            .map(|span| span.version),
     })
 }
 
 /// How a call ended, in words.
 fn end(call: &Call) -> String {
-    let finish = call.generation.as_ref().map_or("no reply", |generation| match generation.finish {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length limit",
-        FinishReason::Context => "context full",
-    });
+    let finish =
+        call.generation
+            .as_ref()
+            .map_or("no reply", |generation| match generation.finish {
+                FinishReason::Stop => "stop",
+                FinishReason::Length => "length limit",
+                FinishReason::Context => "context full",
+            });
     let outcome = |attempt: &Attempt| match &attempt.outcome {
         AttemptOutcome::Delivered => String::new(),
         AttemptOutcome::ClientGone => "client gone".to_owned(),
         AttemptOutcome::EngineFailed { reason } => format!("engine failed: {}", short(reason, 80)),
-        AttemptOutcome::TooLong { prompt_tokens, context_tokens_max } => {
+        AttemptOutcome::TooLong {
+            prompt_tokens,
+            context_tokens_max,
+        } => {
             format!("prompt of {prompt_tokens} tokens, {context_tokens_max} fit")
         }
     };
@@ -318,8 +390,16 @@ fn end(call: &Call) -> String {
         Some(attempt) => outcome(attempt),
         None => "never answered".to_owned(),
     };
-    let parse = if call.parse_failed { ", not parsed" } else { "" };
-    if problem.is_empty() { format!("{finish}{parse}") } else { format!("{finish}{parse}, {problem}") }
+    let parse = if call.parse_failed {
+        ", not parsed"
+    } else {
+        ""
+    };
+    if problem.is_empty() {
+        format!("{finish}{parse}")
+    } else {
+        format!("{finish}{parse}, {problem}")
+    }
 }
 
 fn node_rows(tree: &Tree, kept: &Kept) -> Vec<NodeRow> {
@@ -330,7 +410,9 @@ fn node_rows(tree: &Tree, kept: &Kept) -> Vec<NodeRow> {
         .map(|(index, node)| {
             let what = match &node.origin {
                 Origin::Generated { calls, .. } => format!("generated by {}", call_names(calls)),
-                Origin::Context if node.prompts_end.is_empty() => format!("context, from call {} on", node.first_call),
+                Origin::Context if node.prompts_end.is_empty() => {
+                    format!("context, from call {} on", node.first_call)
+                }
                 Origin::Context => format!("context, prompt of {}", call_names(&node.prompts_end)),
             };
             NodeRow {
@@ -390,17 +472,26 @@ pub(super) fn reason_name(reason: DropReason) -> String {
 fn first_own_node(tree: &Tree, fork: &Fork) -> usize {
     let end = tree.place(fork.call).and_then(|place| place.node);
     let path = tree.path(end);
-    let own = path.iter().find(|&&node| tree.nodes[node].first_call == fork.call);
+    let own = path
+        .iter()
+        .find(|&&node| tree.nodes[node].first_call == fork.call);
     own.or(path.last()).copied().unwrap_or(0)
 }
 
 /// Messages and reply of the last delivered call of the main conversation; of the last call when
 /// none was delivered.
 fn conversation<'a>(calls: &'a [Call], tree: &Tree) -> Vec<&'a Message> {
-    let main = |call: &&Call| tree.place(call.id.index).is_some_and(|place| place.thread == 0);
+    let main = |call: &&Call| {
+        tree.place(call.id.index)
+            .is_some_and(|place| place.thread == 0)
+    };
     let last = calls.iter().filter(main).rfind(|call| call.delivered());
     let Some(call) = last.or(calls.last()) else {
         return Vec::new();
     };
-    call.conversation.messages.iter().chain(&call.reply).collect()
+    call.conversation
+        .messages
+        .iter()
+        .chain(&call.reply)
+        .collect()
 }

@@ -1,0 +1,450 @@
+//! The program as a person meets it: help, refusals, exit codes, and one served rollout from
+//! the admin API to `inspect`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+const WAIT: Duration = Duration::from_secs(60);
+
+/// A folder for one test, and the program in it.
+struct World {
+    folder: tempfile::TempDir,
+}
+
+struct Answer {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        command.args(arguments).current_dir(self.folder.path());
+        for name in ["ESPALIER_LOG", "ESPALIER_HARNESSES", "ESPALIER_ADMIN_TOKEN"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Answer {
+        let output = self
+            .command(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| {
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            let folder = self.folder.path().display().to_string();
+            text.replace(&folder, "FOLDER")
+                .replace(&policy().display().to_string(), "POLICY")
+        };
+        Answer {
+            code: output.status.code(),
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+        }
+    }
+
+    /// What a command says when it refuses, with its exit code.
+    fn refusal(&self, arguments: &[&str]) -> String {
+        let answer = self.run(arguments);
+        assert_eq!(answer.stdout, "", "nothing of a refusal belongs on stdout");
+        format!("exit {}\n{}", answer.code.unwrap(), answer.stderr)
+    }
+
+    /// A recipe over the built-in policy's tokenizer, with more lines.
+    fn recipe(&self, more: &str) {
+        let folder = policy();
+        self.write(
+            "recipe.toml",
+            &format!("[policy]\nfolder = {folder:?}\n\n{more}"),
+        );
+    }
+}
+
+/// The built-in policy folder.
+fn policy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../policy")
+        .canonicalize()
+        .unwrap()
+}
+
+#[test]
+fn help_names_every_command() {
+    let answer = World::new().run(&["--help"]);
+    assert_eq!(answer.code, Some(0));
+    insta::assert_snapshot!(answer.stdout, @"");
+}
+
+#[test]
+fn help_of_every_command_has_an_example() {
+    let world = World::new();
+    for command in [
+        "train",
+        "sft",
+        "rollout",
+        "eval",
+        "serve",
+        "inspect",
+        "doctor",
+        "tasks check",
+        "tasks write",
+    ] {
+        let mut arguments: Vec<&str> = command.split(' ').collect();
+        arguments.push("--help");
+        let answer = world.run(&arguments);
+        let example = format!("Example: espalier {command} ");
+        assert!(
+            answer.stdout.contains(&example),
+            "{command}:\n{}",
+            answer.stdout
+        );
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_bad_usage() {
+    let world = World::new();
+    assert_eq!(world.run(&["trian"]).code, Some(2));
+    assert_eq!(world.run(&["serve"]).code, Some(2));
+}
+
+#[test]
+fn an_unknown_key_of_a_recipe_is_named_with_its_line() {
+    let world = World::new();
+    world.recipe("[train]\nsteps = 3\nstep_max = 4\n");
+    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"");
+}
+
+#[test]
+fn a_wrong_type_in_a_recipe_is_named_with_its_line() {
+    let world = World::new();
+    world.recipe("[rollout]\nconcurrency = \"many\"\n");
+    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"");
+}
+
+#[test]
+fn a_value_out_of_range_is_named() {
+    let world = World::new();
+    world.recipe("[train]\nsamples = 1\n");
+    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"");
+}
+
+#[test]
+fn a_recipe_that_is_not_there() {
+    insta::assert_snapshot!(World::new().refusal(&["train", "nosuch.toml"]), @"");
+}
+
+#[test]
+fn a_policy_folder_that_is_not_there() {
+    let world = World::new();
+    world.write("recipe.toml", "[policy]\nfolder = \"nosuch\"\n");
+    insta::assert_snapshot!(world.refusal(&["eval", "recipe.toml"]), @"");
+    assert!(
+        !world.path("runs").exists(),
+        "a run that cannot begin leaves no directory"
+    );
+}
+
+#[test]
+fn a_run_directory_is_never_overwritten() {
+    let world = World::new();
+    world.recipe("");
+    fs::create_dir(world.path("mine")).unwrap();
+    let arguments = [
+        "rollout",
+        "recipe.toml",
+        "--teacher",
+        "--tasks-max",
+        "1",
+        "--out",
+        "mine",
+    ];
+    insta::assert_snapshot!(world.refusal(&arguments), @"");
+    assert_eq!(fs::read_dir(world.path("mine")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_harness_that_nobody_knows() {
+    let world = World::new();
+    world.recipe("");
+    let arguments = [
+        "rollout",
+        "recipe.toml",
+        "--teacher",
+        "--tasks-max",
+        "1",
+        "--harness",
+        "nosuch",
+        "--out",
+        "new",
+    ];
+    insta::assert_snapshot!(world.refusal(&arguments), @"");
+}
+
+#[test]
+fn engines_that_do_not_exist() {
+    let world = World::new();
+    insta::assert_snapshot!(world.refusal(&["serve", "--engine", "vllm:http://127.0.0.1:8000"]), @"");
+    insta::assert_snapshot!(world.refusal(&["serve", "--engine", "magic:wand"]), @"");
+    insta::assert_snapshot!(world.refusal(&["serve", "--engine", "scripted:replies.jsonl"]), @"");
+}
+
+#[test]
+fn a_directory_without_a_ledger_cannot_be_inspected() {
+    let world = World::new();
+    let refusal = world.refusal(&["inspect", "nosuch"]);
+    assert!(
+        refusal.starts_with("exit 1\nerror: run nosuch\n  cause: "),
+        "{refusal}"
+    );
+    assert!(refusal.contains("nosuch/ledger.sqlite"), "{refusal}");
+}
+
+#[test]
+fn doctor_says_what_a_recipe_lacks() {
+    let world = World::new();
+    world.write(
+        "recipe.toml",
+        "harnesses = [\"nosuch\"]\n[policy]\nfolder = \"gone\"\n",
+    );
+    let answer = world.run(&["doctor", "recipe.toml", "--json"]);
+    assert_eq!(answer.code, Some(1));
+    let lines: Vec<Value> = serde_json::from_str(&answer.stdout).unwrap();
+    let missing: Vec<&str> = lines
+        .iter()
+        .filter(|line| line["state"] == "missing")
+        .map(|line| line["name"].as_str().unwrap())
+        .collect();
+    assert!(missing.contains(&"harness nosuch"), "{missing:?}");
+    assert!(missing.contains(&"policy tokenizer"), "{missing:?}");
+    for line in lines.iter().filter(|line| line["state"] != "ok") {
+        assert_ne!(line["costs"], "", "{line}");
+        assert_ne!(line["advice"], "", "{line}");
+    }
+}
+
+#[test]
+fn tasks_are_written_read_and_tried_out() {
+    let world = World::new();
+    world.write("few.toml", "seed = 5\ntrain = 2\nheld_out = 1\n");
+    let answer = world.run(&["tasks", "write", "chores:few.toml", "--out", "mine"]);
+    assert_eq!(
+        (answer.code, answer.stdout.as_str()),
+        (Some(0), "3 tasks are in mine\n"),
+        "{}",
+        answer.stderr
+    );
+    let again = world.refusal(&["tasks", "write", "chores:few.toml", "--out", "mine"]);
+    assert!(
+        again.starts_with("exit 2\nerror: mine exists already\n"),
+        "{again}"
+    );
+    let answer = world.run(&["tasks", "check", "mine", "--json"]);
+    assert_eq!(answer.code, Some(0), "{}", answer.stderr);
+    let found: Value = serde_json::from_str(&answer.stdout).unwrap();
+    assert_eq!(found["counts"], json!({"admitted": 3}), "{found}");
+
+    // A verifier that pays for nothing.
+    let task = fs::read_dir(world.path("mine/held-out"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap();
+    fs::write(task.path().join("verify/check.sh"), "echo 1\n").unwrap();
+    let refusal = world.run(&["tasks", "check", "mine"]);
+    assert_eq!(refusal.code, Some(1));
+    assert!(
+        refusal.stdout.contains("doing nothing scores 1, not 0"),
+        "{}",
+        refusal.stdout
+    );
+
+    fs::remove_file(task.path().join("verify/check.sh")).unwrap();
+    let refusal = world.refusal(&["tasks", "check", "mine", "--parse-only"]);
+    assert!(
+        refusal.starts_with("exit 1\n") && refusal.contains("the task has no verifier"),
+        "{refusal}"
+    );
+}
+
+/// A served gateway.
+struct Served {
+    child: Child,
+    hello: Value,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Only when a test failed half-way; it has ended otherwise.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn serve(world: &World) -> Served {
+    world.write(
+        "replies.jsonl",
+        "{\"task\": \"*\", \"content\": \"Hello.\"}\n",
+    );
+    let policy = policy().display().to_string();
+    let mut child = world
+        .command(&[
+            "serve",
+            "--engine",
+            "scripted:replies.jsonl",
+            "--tokenizer",
+            &policy,
+            "--json",
+        ])
+        .args([
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+            "--run",
+            "served",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    Served {
+        child,
+        hello: serde_json::from_str(&line).unwrap(),
+    }
+}
+
+/// Posts JSON; status and body.
+fn post(base: &str, path: &str, token: &str, body: &Value) -> (u16, Value) {
+    let host = base.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(host).unwrap();
+    stream.set_read_timeout(Some(WAIT)).unwrap();
+    let body = body.to_string();
+    write!(
+        stream,
+        "POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {token}\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let json = &body[body.find('{').unwrap()..=body.rfind('}').unwrap()];
+    (status, serde_json::from_str(json).unwrap())
+}
+
+#[test]
+fn a_served_rollout_is_captured_and_can_be_inspected() {
+    let world = World::new();
+    let mut served = serve(&world);
+    let text = |key: &str| served.hello[key].as_str().unwrap().to_owned();
+    let (base, admin, token) = (text("base_url"), text("admin_url"), text("admin_token"));
+    let (status, _) = post(&admin, "/v1/rollouts", "not the token", &json!({}));
+    assert_eq!(status, 401);
+    for id in ["closed", "open"] {
+        let (status, opened) = post(
+            &admin,
+            "/v1/rollouts",
+            &token,
+            &json!({"id": id, "task": "greet"}),
+        );
+        assert_eq!(status, 200, "{opened}");
+        let key = opened["key"].as_str().unwrap();
+        let request = json!({"model": "m", "messages": [{"role": "user", "content": "Hi."}]});
+        let path = format!("{}/v1/chat/completions", opened["path"].as_str().unwrap());
+        let (status, reply) = post(&base, &path, key, &request);
+        assert_eq!(status, 200, "{reply}");
+        assert_eq!(reply["choices"][0]["message"]["content"], "Hello.");
+    }
+    let (status, closed) = post(
+        &admin,
+        "/v1/rollouts/closed/close",
+        &token,
+        &json!({"reward": 1.0}),
+    );
+    assert_eq!(status, 200, "{closed}");
+
+    let process = Pid::from_child(&served.child);
+    kill_process(process, Signal::INT).unwrap();
+    assert_eq!(served.child.wait().unwrap().code(), Some(130));
+
+    let answer = world.run(&["inspect", "served", "--json"]);
+    let overview: Value = serde_json::from_str(&answer.stdout).unwrap();
+    assert_eq!(
+        overview["dispositions"],
+        json!({"discard": 1, "train": 1}),
+        "{overview}"
+    );
+    assert_eq!(overview["faults"], json!({"interrupted": 1}));
+    assert_eq!(overview["calls"], 2);
+    let answer = world.run(&["inspect", "served", "closed"]);
+    assert_eq!(answer.code, Some(0), "{}", answer.stderr);
+    for part in ["user       Hi.", "assistant  Hello.", "reward 1"] {
+        assert!(
+            answer.stdout.contains(part),
+            "{part} is not in\n{}",
+            answer.stdout
+        );
+    }
+}
+
+#[test]
+fn a_port_in_use_is_named_and_leaves_nothing() {
+    let world = World::new();
+    world.write(
+        "replies.jsonl",
+        "{\"task\": \"*\", \"content\": \"Hello.\"}\n",
+    );
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let policy = policy().display().to_string();
+    let arguments = [
+        "serve",
+        "--engine",
+        "scripted:replies.jsonl",
+        "--tokenizer",
+        &policy,
+        "--listen",
+        &address,
+        "--admin",
+        "127.0.0.1:0",
+        "--run",
+        "served",
+    ];
+    let refusal = world.refusal(&arguments).replace(&address, "ADDRESS");
+    insta::assert_snapshot!(refusal, @"");
+    assert!(!world.path("served").exists());
+    drop(taken);
+}

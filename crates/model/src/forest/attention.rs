@@ -4,7 +4,7 @@
 
 use crate::{
     config::Config,
-    forest::block::{KeyValue, Piece},
+    forest::{block::Piece, path::KeyValue},
     kernel::{self, Mat, Threads, matmul},
 };
 

@@ -18,11 +18,13 @@
 mod attention;
 mod block;
 mod head;
+mod path;
 
 use rayon::prelude::*;
 
 use crate::{kernel::Rope, weights::Weights};
-use block::{Block, Path};
+use block::Block;
+use path::Path;
 
 /// A run of tokens. Segments come in preorder: a parent before its children, a whole subtree in
 /// one stretch.

@@ -99,6 +99,8 @@ pub(crate) fn curve(path_svg: &Path, points: &[Point], marks: Marks) -> Result<(
 
 type DrawError<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
+type Value = fn(&Point) -> f64;
+
 fn draw<'a>(text: &'a mut String, points: &[Point], marks: Marks) -> Result<(), DrawError<'a>> {
     let last = points.iter().map(|point| point.step).max().unwrap_or(1) as f64;
     let area = SVGBackend::with_string(text, (WIDTH, HEIGHT)).into_drawing_area();
@@ -122,7 +124,7 @@ fn draw<'a>(text: &'a mut String, points: &[Point], marks: Marks) -> Result<(), 
         .x_label_formatter(&|step| format!("{step:.0}"))
         .y_label_formatter(&|share| format!("{:.0} %", 100.0 * share))
         .draw()?;
-    let values: [(&str, RGBColor, fn(&Point) -> f64); 2] = [
+    let values: [(&str, RGBColor, Value); 2] = [
         ("mean reward", REWARD, |point| point.reward),
         ("pass rate", PASS, |point| point.pass),
     ];

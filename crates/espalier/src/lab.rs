@@ -22,7 +22,6 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// A running set of rooms.
 pub(crate) struct Lab {
     pub(crate) ledger: Ledger,
-    pub(crate) codec: Arc<Codec>,
     gateway: Arc<Gateway>,
     runner: Runner,
     harnesses: Vec<Arc<Installed>>,
@@ -96,7 +95,6 @@ impl Lab {
         let (concurrency, seed) = (recipe.rollout.concurrency, recipe.seed);
         Ok(Self {
             ledger,
-            codec,
             gateway,
             runner,
             harnesses,
@@ -180,16 +178,29 @@ impl Lab {
     }
 }
 
+/// Reads harness profiles: the built-in ones, and those of the folder `ESPALIER_HARNESSES`.
+pub(crate) fn profiles(names: &[String]) -> Result<Vec<Profile>, CliError> {
+    let folder = std::env::var_os("ESPALIER_HARNESSES").map(PathBuf::from);
+    names
+        .iter()
+        .map(|name| {
+            Profile::load(folder.as_deref(), name)
+                .map_err(|error| CliError::failed(format!("harness {name}"), error))
+        })
+        .collect()
+}
+
 /// Loads and installs harness profiles.
 pub(crate) async fn install(names: &[String]) -> Result<Vec<Arc<Installed>>, CliError> {
     let cache =
         harness::cache_folder().map_err(|error| CliError::failed("the harness cache", error))?;
-    let folder = std::env::var_os("ESPALIER_HARNESSES").map(PathBuf::from);
     let mut harnesses = Vec::new();
-    for name in names {
-        let failed = |error| CliError::failed(format!("harness {name}"), error);
-        let profile = Profile::load(folder.as_deref(), name).map_err(failed)?;
-        harnesses.push(Arc::new(profile.install(&cache).await.map_err(failed)?));
+    for profile in profiles(names)? {
+        let installed = profile
+            .install(&cache)
+            .await
+            .map_err(|error| CliError::failed(format!("harness {}", profile.name), error))?;
+        harnesses.push(Arc::new(installed));
     }
     Ok(harnesses)
 }

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{error::CliError, recipe::Recipe};
+use crate::{error::CliError, lab, recipe::Recipe};
 
 /// A run's files.
 #[derive(Debug, Clone)]
@@ -19,6 +19,8 @@ pub(crate) struct RunDir {
 impl RunDir {
     /// Makes a new run directory. One that exists is refused: nothing is ever overwritten.
     pub(crate) fn create(path: &Path, recipe: &Recipe) -> Result<Self, CliError> {
+        // A mistyped harness must not leave a directory that is in the way of the next try.
+        lab::profiles(&recipe.harnesses)?;
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(|error| {
                 CliError::failed(format!("run directory {}", parent.display()), error)

@@ -340,6 +340,8 @@ fn no_source_file_is_too_long_to_read() {
     let long: Vec<String> = files()
         .into_iter()
         .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        // Examples may be long lists: objective's writes down reference vectors.
+        .filter(|path| !path.iter().any(|folder| folder == "examples"))
         .filter_map(|path| {
             let text = fs::read_to_string(&path).unwrap();
             // Tests at the end of a file do not make it harder to read.

@@ -99,7 +99,27 @@ fn policy() -> PathBuf {
 fn help_names_every_command() {
     let answer = World::new().run(&["--help"]);
     assert_eq!(answer.code, Some(0));
-    insta::assert_snapshot!(answer.stdout, @"");
+    insta::assert_snapshot!(answer.stdout, @"
+    Reinforcement learning of language models through real, unmodified agent harnesses
+
+    Usage: espalier [OPTIONS] <COMMAND>
+
+    Commands:
+      train    Train a policy with reinforcement learning through a harness
+      sft      Train a policy on rollouts of the scripted teacher, captured through the same harness
+      rollout  Run rollouts and keep what was captured
+      eval     Measure a policy on held-out tasks
+      serve    Serve an engine to any harness and capture every call
+      inspect  Look into a run: what became of its rollouts, and the tree of one of them
+      doctor   Say what works on this machine, and what to do about what does not
+      tasks    Check tasks, or write the built-in ones to disk
+      help     Print this message or the help of the given subcommand(s)
+
+    Options:
+          --json     Print machine-readable JSON on stdout instead of text
+      -h, --help     Print help
+      -V, --version  Print version
+    ");
 }
 
 #[test]
@@ -139,33 +159,61 @@ fn a_wrong_command_line_is_bad_usage() {
 fn an_unknown_key_of_a_recipe_is_named_with_its_line() {
     let world = World::new();
     world.recipe("[train]\nsteps = 3\nstep_max = 4\n");
-    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"");
+    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"
+    exit 2
+    error: recipe recipe.toml: TOML parse error at line 6, column 1
+      |
+    6 | step_max = 4
+      | ^^^^^^^^
+    unknown field `step_max`, expected one of `steps`, `tasks_per_step`, `samples`, `scale`, `selection`, `grpo`, `rate`, `optimiser`, `checkpoint_every`
+      hint: docs/recipes.md lists every key with its default
+    ");
 }
 
 #[test]
 fn a_wrong_type_in_a_recipe_is_named_with_its_line() {
     let world = World::new();
     world.recipe("[rollout]\nconcurrency = \"many\"\n");
-    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"");
+    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @r#"
+    exit 2
+    error: recipe recipe.toml: TOML parse error at line 5, column 15
+      |
+    5 | concurrency = "many"
+      |               ^^^^^^
+    invalid type: string "many", expected usize
+      hint: docs/recipes.md lists every key with its default
+    "#);
 }
 
 #[test]
 fn a_value_out_of_range_is_named() {
     let world = World::new();
     world.recipe("[train]\nsamples = 1\n");
-    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"");
+    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"
+    exit 2
+    error: recipe recipe.toml: train.samples: expected at least 2 (a group of one has no baseline), found 1
+      hint: docs/recipes.md lists every key with its range
+    ");
 }
 
 #[test]
 fn a_recipe_that_is_not_there() {
-    insta::assert_snapshot!(World::new().refusal(&["train", "nosuch.toml"]), @"");
+    insta::assert_snapshot!(World::new().refusal(&["train", "nosuch.toml"]), @"
+    exit 2
+    error: recipe nosuch.toml: No such file or directory (os error 2)
+      hint: recipes are TOML files, see recipes/
+    ");
 }
 
 #[test]
 fn a_policy_folder_that_is_not_there() {
     let world = World::new();
     world.write("recipe.toml", "[policy]\nfolder = \"nosuch\"\n");
-    insta::assert_snapshot!(world.refusal(&["eval", "recipe.toml"]), @"");
+    insta::assert_snapshot!(world.refusal(&["eval", "recipe.toml"]), @"
+    exit 1
+    error: policy nosuch: tokenizer and template
+      cause: codec: nosuch/tokenizer.json is missing; expected a Hugging Face model folder: point the tokenizer setting at one that holds it
+    ");
     assert!(
         !world.path("runs").exists(),
         "a run that cannot begin leaves no directory"
@@ -186,7 +234,11 @@ fn a_run_directory_is_never_overwritten() {
         "--out",
         "mine",
     ];
-    insta::assert_snapshot!(world.refusal(&arguments), @"");
+    insta::assert_snapshot!(world.refusal(&arguments), @"
+    exit 2
+    error: run directory mine exists already
+      hint: go on with --resume DIR, choose another --out DIR, or remove it
+    ");
     assert_eq!(fs::read_dir(world.path("mine")).unwrap().count(), 0);
 }
 
@@ -205,15 +257,35 @@ fn a_harness_that_nobody_knows() {
         "--out",
         "new",
     ];
-    insta::assert_snapshot!(world.refusal(&arguments), @"");
+    insta::assert_snapshot!(world.refusal(&arguments), @"
+    exit 1
+    error: harness nosuch
+      cause: no harness profile `nosuch`: looked into the built-in profiles; known: pi, react; add a file nosuch.toml (docs/harnesses.md shows one)
+    ");
+    assert!(
+        !world.path("new").exists(),
+        "nothing is in the way of the next try"
+    );
 }
 
 #[test]
 fn engines_that_do_not_exist() {
     let world = World::new();
-    insta::assert_snapshot!(world.refusal(&["serve", "--engine", "vllm:http://127.0.0.1:8000"]), @"");
-    insta::assert_snapshot!(world.refusal(&["serve", "--engine", "magic:wand"]), @"");
-    insta::assert_snapshot!(world.refusal(&["serve", "--engine", "scripted:replies.jsonl"]), @"");
+    insta::assert_snapshot!(world.refusal(&["serve", "--engine", "vllm:http://127.0.0.1:8000"]), @r#"
+    exit 2
+    error: --engine "vllm:http://127.0.0.1:8000": kind vllm does not exist yet
+      hint: today there are embedded:DIR and scripted:FILE
+    "#);
+    insta::assert_snapshot!(world.refusal(&["serve", "--engine", "magic:wand"]), @r#"
+    exit 2
+    error: --engine "magic:wand": unknown kind "magic"
+      hint: today there are embedded:DIR and scripted:FILE
+    "#);
+    insta::assert_snapshot!(world.refusal(&["serve", "--engine", "scripted:replies.jsonl"]), @"
+    exit 2
+    error: a scripted engine has no tokenizer of its own
+      hint: add --tokenizer DIR, a folder with tokenizer.json and chat template
+    ");
 }
 
 #[test]
@@ -444,7 +516,11 @@ fn a_port_in_use_is_named_and_leaves_nothing() {
         "served",
     ];
     let refusal = world.refusal(&arguments).replace(&address, "ADDRESS");
-    insta::assert_snapshot!(refusal, @"");
+    insta::assert_snapshot!(refusal, @"
+    exit 1
+    error: the gateway could not start
+      cause: cannot listen on ADDRESS: the address is in use; stop the process that holds it, or choose another address
+    ");
     assert!(!world.path("served").exists());
     drop(taken);
 }

@@ -1,4 +1,5 @@
 //! The learner as a whole: exactness of updates, resumption, refusal of what must not be trained.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use learner::{
     Embedded, LearnError,

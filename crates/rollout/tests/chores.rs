@@ -91,3 +91,67 @@ async fn through_react() {
 async fn through_pi() {
     all_worth_one("pi", 3, 2).await;
 }
+
+/// Clock ticks of this process and of all children that it has waited for.
+fn cpu_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+    let ticks: f64 = fields
+        .skip(11)
+        .take(4)
+        .map(|ticks| ticks.parse::<f64>().unwrap())
+        .sum();
+    ticks / 100.0
+}
+
+/// CPU and wall-clock seconds of a rollout, everything included but the model:
+/// `HARNESS=react ROLLOUTS=64 cargo nextest run --release -p rollout --run-ignored all --no-capture measure`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn measure() {
+    let setting = |name: &str, default: &str| std::env::var(name).unwrap_or(default.to_owned());
+    let harness = setting("HARNESS", "react");
+    let count: usize = setting("ROLLOUTS", "64").parse().unwrap();
+    let concurrency: usize = setting("CONCURRENCY", "4").parse().unwrap();
+    let tasks = chores::generate(Split::Train, 0, count);
+    let installed = installed(&harness).await.unwrap();
+    let Some(world) = Loop::start(Teacher::of(&tasks)).await else {
+        return;
+    };
+    let before = cpu_s();
+    let result = world
+        .runner
+        .run_batch(
+            jobs(&tasks, &installed, 1),
+            concurrency,
+            CancellationToken::new(),
+            |_| {},
+        )
+        .await
+        .unwrap();
+    // The sandboxes' time is known once the warden, their parent, has ended.
+    world.close().await;
+    let cpu = cpu_s() - before;
+    let calls: u32 = result.ended().map(|rollout| rollout.calls).sum();
+    let mean = |stage: fn(&record::StageSeconds) -> f64| {
+        result
+            .ended()
+            .map(|rollout| stage(&rollout.seconds))
+            .sum::<f64>()
+            / count as f64
+    };
+    let rewards = result.ended().flat_map(|rollout| &rollout.verdict);
+    let reward = rewards.map(|verdict| verdict.reward).sum::<f64>() / count as f64;
+    println!("{:?}, mean reward {reward}", result.counts);
+    println!(
+        "{harness}: {count} rollouts, {calls} calls, {concurrency} at a time: {:.3} s CPU and {:.3} s wall a rollout; {:.2} rollouts/s; stages: create {:.3} harness {:.3} settle {:.3} verify {:.3} destroy {:.3}",
+        cpu / count as f64,
+        result.seconds * concurrency as f64 / count as f64,
+        count as f64 / result.seconds,
+        mean(|seconds| seconds.create),
+        mean(|seconds| seconds.harness),
+        mean(|seconds| seconds.settle),
+        mean(|seconds| seconds.verify),
+        mean(|seconds| seconds.destroy),
+    );
+}

@@ -17,6 +17,8 @@ use real::{Loop, Teacher, installed, jobs, line, workspace_root};
 use task::Step;
 use tokio_util::sync::CancellationToken;
 
+const PARTLY_DONE: &str = "task_0123";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "half a minute of real harness runs"]
 async fn sixteen_tasks_through_pi() {
@@ -39,12 +41,21 @@ async fn sixteen_tasks_through_pi() {
         Step::Bash("cat no-such-file".into()),
         Step::Say("I looked around and wrote notes/findings.md.".into()),
     ];
-    let teacher = Teacher {
+    let mut teacher = Teacher {
         steps: tasks
             .iter()
             .map(|task| (task.id.to_string(), steps.clone()))
             .collect::<BTreeMap<_, _>>(),
     };
+    // Parts of one task are done, so that its verifier has something to reward.
+    let mut partly = steps.clone();
+    partly[1] = Step::Bash(
+        "for mode in Scout Closer Ops; do \
+         folder=output/workspace/skills/$(echo $mode | tr A-Z a-z)-mode; \
+         mkdir -p $folder; echo \"# $mode Mode\" > $folder/SKILL.md; done"
+            .into(),
+    );
+    teacher.steps.insert(PARTLY_DONE.into(), partly);
     let Some(world) = Loop::start(teacher).await else {
         return;
     };
@@ -60,6 +71,14 @@ async fn sixteen_tasks_through_pi() {
         .unwrap();
     for rollout in result.ended() {
         println!("{}", line(rollout));
+        let evidence = rollout
+            .verdict
+            .as_ref()
+            .map(|verdict| verdict.evidence.trim());
+        println!(
+            "    the verifier said: {:?}",
+            evidence.and_then(|text| text.lines().last())
+        );
     }
     println!("{:?} in {:.1} s", result.counts, result.seconds);
     assert!(result.counts.conserved());
@@ -73,6 +92,9 @@ async fn sixteen_tasks_through_pi() {
             line(rollout)
         );
         assert_eq!(rollout.calls, 4, "{}", line(rollout));
+        let reward = rollout.verdict.as_ref().map(|verdict| verdict.reward);
+        let partly = rollout.spec.task.as_str() == PARTLY_DONE;
+        assert_eq!(reward > Some(0.0), partly, "{}", line(rollout));
     }
     world.close().await;
 }

@@ -152,8 +152,10 @@ impl Loop {
 }
 
 /// The harness, installed into the user's cache; `None`, with a line that says why, without npm.
+/// Profiles of the folder HARNESSES come first.
 pub async fn installed(name: &str) -> Option<Arc<Installed>> {
-    let profile = Profile::load(None, name).unwrap();
+    let folder = std::env::var_os("HARNESSES").map(PathBuf::from);
+    let profile = Profile::load(folder.as_deref(), name).unwrap_or_else(|error| panic!("{error}"));
     match profile.install(&cache_folder().unwrap()).await {
         Ok(installed) => Some(Arc::new(installed)),
         Err(error @ harness::HarnessError::Tool { .. }) => {

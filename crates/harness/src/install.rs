@@ -141,7 +141,7 @@ impl Profile {
                 mounts: Vec::new(),
             }),
             Install::Npm { node_min, .. } => {
-                let runtime = npm::runtime(node_min.as_deref()).await;
+                let runtime = npm::runtime(&self.name, node_min.as_deref()).await?;
                 let (folder, manifest) = self.bundle(cache, &runtime).await?;
                 Ok(self.ready(
                     folder,
@@ -233,7 +233,11 @@ impl Profile {
                 pip::install(self, packages, runtime, &partial.0, timeout).await?
             }
         };
-        for path in &self.provides {
+        let program = match runtime {
+            Runtime::Bundled { program, .. } => Some(program),
+            Runtime::Machine(_) => None,
+        };
+        for path in self.provides.iter().chain(program) {
             if !partial.0.join(path).exists() {
                 return Err(HarnessError::Incomplete {
                     name: self.name.clone(),

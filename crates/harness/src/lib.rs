@@ -6,7 +6,8 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`profile`] | the file: strict reading, every error with file, line, key and what was expected |
+//! | [`profile`] | what is known of a harness, and where profiles are found |
+//! | `read` | the file: strict reading, every error with file, line, key and what was expected |
 //! | [`template`] | the variables that a profile may use, and rendering |
 //! | [`install`] | bundles in the cache: locked, complete or absent, never half |
 //! | [`launch`] | a profile + one rollout's facts → files, process, mounts |
@@ -35,6 +36,7 @@ mod lock;
 mod npm;
 mod pip;
 pub mod profile;
+mod read;
 mod run;
 pub mod template;
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::{
     HarnessError, Profile,
     install::Runtime,
-    profile::parse_version,
+    read::parse_version,
     run::{answer, installer, visible, which},
 };
 
@@ -18,22 +18,33 @@ const NODE_VERSION: &str = "22.23.5";
 const ADVICE: &str = "check that the package registry can be reached (`npm ping`; a mirror is set with `npm config set registry URL`) and that the disk has 1 GB free, then try again";
 
 /// The machine's Node.js when sandboxes see it and it is new enough, else one from the registry.
-pub(crate) async fn runtime(node_min: Option<&str>) -> Runtime {
+///
+/// # Errors
+/// [`HarnessError::Tool`] when neither is new enough.
+pub(crate) async fn runtime(name: &str, node_min: Option<&str>) -> Result<Runtime, HarnessError> {
     let wanted = node_min.and_then(parse_version).unwrap_or((0, 0, 0));
     if let Some(node) = which("node").as_deref().and_then(visible) {
         let version = answer(&node, &["--version"]).await;
         if version.as_deref().and_then(parse_version) >= Some(wanted) {
-            return Runtime::Machine(node);
+            return Ok(Runtime::Machine(node));
         }
+    }
+    if parse_version(NODE_VERSION) < Some(wanted) {
+        return Err(HarnessError::Tool {
+            name: name.to_owned(),
+            tool: format!("node {} or newer under /usr", node_min.unwrap_or_default()),
+            found: format!("the newest that Espalier installs by itself is {NODE_VERSION}"),
+            advice: "install a newer Node.js under /usr or /usr/local".into(),
+        });
     }
     let processor = match std::env::consts::ARCH {
         "aarch64" => "arm64",
         _ => "x64",
     };
-    Runtime::Bundled {
+    Ok(Runtime::Bundled {
         package: format!("node-linux-{processor}@{NODE_VERSION}"),
         program: format!("node_modules/node-linux-{processor}/bin/node"),
-    }
+    })
 }
 
 /// Fills the folder, and says what is in it.

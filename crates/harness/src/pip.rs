@@ -6,7 +6,7 @@ use std::{ffi::OsString, fs, path::Path, time::Duration};
 use crate::{
     HarnessError, Profile,
     install::Runtime,
-    profile::parse_version,
+    read::parse_version,
     run::{answer, installer, visible, which},
 };
 

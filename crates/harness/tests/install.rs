@@ -34,7 +34,6 @@ install_s = 20
 /// What a good npm leaves behind.
 const GOOD: &str = r#"
 echo run >> "$COUNT"
-for last; do prefix=$previous; previous=$last; done
 while [ $# -gt 0 ]; do [ "$1" = --prefix ] && prefix=$2; shift; done
 mkdir -p "$prefix/node_modules/toy"
 echo 'console.log(1)' > "$prefix/node_modules/toy/cli.js"
@@ -126,7 +125,12 @@ async fn worker() {
     let Some(cache) = std::env::var_os("TOY_CACHE") else {
         return;
     };
-    let profile = Profile::parse("toy.toml", "toy", PROFILE).unwrap();
+    let node_min = std::env::var("NODE_MIN").unwrap_or("1".into());
+    let text = PROFILE.replace(
+        "package = ",
+        &format!("node_min = {node_min:?}\npackage = "),
+    );
+    let profile = Profile::parse("toy.toml", "toy", &text).unwrap();
     match profile.install(Path::new(&cache)).await {
         Ok(installed) => {
             assert!(
@@ -136,7 +140,11 @@ async fn worker() {
                     .is_file()
             );
             assert_eq!(installed.mounts[0].target, Path::new("/opt/harness/toy"));
-            println!("SAID {} DONE", installed.digest);
+            println!(
+                "SAID {}{} DONE",
+                installed.digest,
+                std::env::var("NODE_MIN").map_or(String::new(), |_| format!(" {}", installed.node))
+            );
         }
         Err(error) => println!("SAID {error} DONE"),
     }
@@ -239,6 +247,46 @@ fn a_missing_npm_is_named_with_advice() {
     let output = command.env("PATH", machine.path("bin")).output().unwrap();
     let text = said(&output);
     insta::assert_snapshot!(text, @"harness toy needs `npm`: it is not in PATH; install Node.js with npm (Debian, Ubuntu: `apt-get install nodejs npm`), or choose a harness that needs none: `--harness react`");
+}
+
+#[test]
+fn a_node_that_sandboxes_do_not_see_is_replaced_by_one_in_the_bundle() {
+    let with_node = r#"
+for last; do :; done
+echo "$last" > "$COUNT"
+folder="$prefix/node_modules/${last%@*}/bin"
+mkdir -p "$folder" && touch "$folder/node"
+"#;
+    let machine = Machine::new(Some(&format!(
+        "arguments=$*\n{GOOD}\nset -- $arguments\n{with_node}"
+    )));
+    // Not under /usr, so it would not be there in a sandbox.
+    fs::write(machine.path("bin/node"), "#!/bin/sh\necho v99.0.0\n").unwrap();
+    fs::set_permissions(machine.path("bin/node"), fs::Permissions::from_mode(0o755)).unwrap();
+    let run = |node_min: &str| {
+        said(
+            &machine
+                .worker("worker")
+                .env("NODE_MIN", node_min)
+                .output()
+                .unwrap(),
+        )
+    };
+    let text = run("20.6");
+    assert!(
+        text.contains(" /opt/harness/toy/node_modules/node-linux-"),
+        "{text}"
+    );
+    let asked = fs::read_to_string(machine.path("count")).unwrap();
+    assert!(
+        asked.starts_with("node-linux-") && asked.contains("@22."),
+        "{asked}"
+    );
+    let text = run("99");
+    assert!(
+        text.contains("needs `node 99 or newer under /usr`"),
+        "{text}"
+    );
 }
 
 /// Not a test by itself: drops an install once npm runs, and waits until nothing of it lives.

@@ -14,6 +14,10 @@ const FILE: &str = "reward.svg";
 
 const WIDTH: u32 = 900;
 const HEIGHT: u32 = 480;
+/// The strip of the legend.
+const HEAD_HEIGHT: u32 = 40;
+const LEGEND_LEFT: i32 = 74;
+const LEGEND_STEP: i32 = 150;
 const INK: RGBColor = RGBColor(0x33, 0x3a, 0x44);
 const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xea);
 const REWARD: RGBColor = RGBColor(0x1b, 0x7f, 0x5c);
@@ -105,9 +109,25 @@ fn draw<'a>(text: &'a mut String, points: &[Point], marks: Marks) -> Result<(), 
     let last = points.iter().map(|point| point.step).max().unwrap_or(1) as f64;
     let area = SVGBackend::with_string(text, (WIDTH, HEIGHT)).into_drawing_area();
     area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
-        .caption("reward by step", ("sans-serif", 20).into_font().color(&INK))
+    // The legend stands above the curves, where it hides nothing.
+    let (head, body) = area.split_vertically(HEAD_HEIGHT);
+    let legend = [
+        ("mean reward", REWARD),
+        ("pass rate", PASS),
+        ("held-out pass@1, 95 %", HELD_OUT),
+    ];
+    let font = ("sans-serif", 15).into_font();
+    for (index, (name, colour)) in legend.into_iter().enumerate() {
+        if colour == HELD_OUT && marks == Marks::default() {
+            continue;
+        }
+        let x = LEGEND_LEFT + LEGEND_STEP * index as i32;
+        head.draw(&Rectangle::new([(x, 20), (x + 20, 26)], colour.filled()))?;
+        head.draw(&Text::new(name, (x + 28, 16), font.color(&INK)))?;
+    }
+    let mut chart = ChartBuilder::on(&body)
         .margin(16)
+        .margin_top(4)
         .x_label_area_size(42)
         .y_label_area_size(58)
         // Room at both ends, so that the marks do not sit on the axis.
@@ -124,20 +144,22 @@ fn draw<'a>(text: &'a mut String, points: &[Point], marks: Marks) -> Result<(), 
         .x_label_formatter(&|step| format!("{step:.0}"))
         .y_label_formatter(&|share| format!("{:.0} %", 100.0 * share))
         .draw()?;
-    let values: [(&str, RGBColor, Value); 2] = [
-        ("mean reward", REWARD, |point| point.reward),
-        ("pass rate", PASS, |point| point.pass),
+    // They coincide when rewards are 0 or 1 only: the wide one stays visible below the other.
+    let values: [(ShapeStyle, Value); 2] = [
+        (REWARD.mix(0.45).stroke_width(6), |point| point.reward),
+        (PASS.stroke_width(2), |point| point.pass),
     ];
-    for (name, colour, value) in values {
+    for (style, value) in values {
         let line: Vec<(f64, f64)> = points
             .iter()
             .map(|point| (point.step as f64, value(point)))
             .filter(|(_, value)| value.is_finite())
             .collect();
-        chart
-            .draw_series(LineSeries::new(line, colour.stroke_width(2)).point_size(3))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], colour.stroke_width(2)));
+        chart.draw_series(LineSeries::new(line.clone(), style))?;
+        let dots = line
+            .into_iter()
+            .map(|at| Circle::new(at, 3, style.filled()));
+        chart.draw_series(dots)?;
     }
     let marks: Vec<(f64, Mark)> = [(0.0, marks.before), (last, marks.after)]
         .into_iter()
@@ -154,22 +176,12 @@ fn draw<'a>(text: &'a mut String, points: &[Point], marks: Marks) -> Result<(), 
             let lines = ends.into_iter().chain([vec![(step, low), (step, high)]]);
             lines.map(|line| PathElement::new(line, HELD_OUT.stroke_width(2)))
         });
-        chart
-            .draw_series(bars)?
-            .label("held-out pass@1, 95 %")
-            .legend(|(x, y)| PathElement::new([(x, y), (x + 22, y)], HELD_OUT.stroke_width(2)));
+        chart.draw_series(bars)?;
         let dots = marks
             .iter()
             .map(|(step, mark)| Circle::new((*step, mark.pass), 5, HELD_OUT.filled()));
         chart.draw_series(dots)?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE)
-        .border_style(GRID)
-        .label_font(("sans-serif", 14).into_font().color(&INK))
-        .draw()?;
     area.present()
 }
 

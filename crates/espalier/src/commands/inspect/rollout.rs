@@ -228,6 +228,12 @@ impl<'a> View<'a> {
         {
             text.push_str("the disposition keeps all of it out of training\n");
         }
+        let split = self.rollout.spec.labels.get("split");
+        if let Some(split) = split.filter(|split| *split != "train") {
+            text.push_str(&format!(
+                "split {split} is not trained: the marks say what would be\n"
+            ));
+        }
         // A stack instead of recursion: a chain may have thousands of nodes.
         let roots: Vec<usize> = self
             .nodes

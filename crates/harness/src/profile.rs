@@ -1,4 +1,4 @@
-//! What is known of a harness, and where profiles are found. [`mod@crate::read`] reads the file.
+//! What is known of a harness, and where profiles are found. `read` reads the file.
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`chores`] | the built-in tasks, made from a seed |
-//! | [`load`] | which format a folder or source has |
+//! | [`mod@load`] | which format a folder or source has |
 //! | [`teacher`] | the scripted policy that plays a reference solution through any harness's tools |
 //!
 //! Formats: our own folder (`task.toml`, `instruction.md`, `files/`, `verify/`, optional

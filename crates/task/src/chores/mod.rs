@@ -12,7 +12,7 @@
 //! Every verifier is a POSIX shell script that looks only at the workspace, scores doing nothing
 //! with 0, and checks that the files which are none of the chore's business are still there.
 //!
-//! A new family is one function `fn(&mut Dice, &mut Draft)` and one row of [`FAMILIES`].
+//! A new family is one function `fn(&mut Dice, &mut Draft)` and one row of `FAMILIES`.
 
 mod dice;
 mod draft;

@@ -123,6 +123,10 @@ pub(crate) struct TrainSettings {
     pub(crate) samples: u32,
     /// What the differences to the group's mean reward are divided by.
     pub(crate) scale: Scale,
+    /// Advantages below 0 are multiplied by this. 1 is GRPO; smaller values learn more from what
+    /// worked than from what failed, which a small policy survives at higher learning rates
+    /// (arXiv 2504.11343 and 2506.01347 compare both ends).
+    pub(crate) negative_weight: f64,
     /// Which branches are trained.
     pub(crate) selection: Selection,
     /// The loss.
@@ -142,6 +146,7 @@ impl Default for TrainSettings {
             tasks_per_step: 16,
             samples: 8,
             scale: Scale::Std,
+            negative_weight: 1.0,
             selection: Selection::default(),
             grpo: GrpoSettings::default(),
             rate: Schedule::default(),

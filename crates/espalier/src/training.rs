@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use learner::grpo::ScoredTree;
 use ledger::Ledger;
-use objective::{Scale, group_advantages};
+use objective::group_advantages;
 use record::Rollout;
 use serde::{Deserialize, Serialize};
 use tree::{Selection, TrainTree, Tree, select};
 
-use crate::error::CliError;
+use crate::{error::CliError, recipe::TrainSettings};
 
 /// What became of a batch's rollouts on their way to the learner.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -109,8 +109,7 @@ pub(crate) fn grow_supervised(
 pub(crate) fn harvest(
     ledger: &Ledger,
     rollouts: &[&Rollout],
-    selection: &Selection,
-    scale: Scale,
+    train: &TrainSettings,
 ) -> Result<(Vec<ScoredTree>, Harvest), CliError> {
     let mut harvest = Harvest::default();
     let mut groups: BTreeMap<&str, Vec<&Rollout>> = BTreeMap::new();
@@ -140,23 +139,31 @@ pub(crate) fn harvest(
         harvest.voted += rewards.len();
         harvest.reward += rewards.iter().sum::<f64>();
         harvest.pass += rewards.iter().filter(|reward| **reward >= 1.0).count() as f64;
-        let advantages = group_advantages(&rewards, scale);
+        let advantages = group_advantages(&rewards, train.scale);
         harvest.groups_zero_variance += usize::from(advantages.zero_variance);
         for (rollout, advantage) in group.iter().zip(advantages.values) {
-            let grown = grow(ledger, rollout, selection, &mut harvest)?;
+            let grown = grow(ledger, rollout, &train.selection, &mut harvest)?;
             let trains = rollout
                 .disposition
                 .as_ref()
                 .is_some_and(record::Disposition::trains);
-            let Some(train) = grown.train.filter(|train| trains && train.terms() > 0) else {
+            let Some(kept) = grown.train.filter(|kept| trains && kept.terms() > 0) else {
                 continue;
             };
             if advantages.zero_variance {
                 continue;
             }
-            harvest.tokens_trained += train.terms() as u64;
+            let advantage = if advantage < 0.0 {
+                advantage * train.negative_weight
+            } else {
+                advantage
+            };
+            if advantage == 0.0 {
+                continue;
+            }
+            harvest.tokens_trained += kept.terms() as u64;
             scored.push(ScoredTree {
-                tree: train,
+                tree: kept,
                 advantage,
             });
         }

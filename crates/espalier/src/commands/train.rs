@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     /// Steps, instead of the recipe's.
     #[arg(long)]
     steps: Option<u64>,
-    /// New run directory [default: runs/<recipe>-<seed>].
+    /// New run directory [default: runs/RECIPE-SEED].
     #[arg(long)]
     out: Option<PathBuf>,
     /// Go on with the run in this directory.
@@ -246,12 +246,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         let rollout_s = started.elapsed().as_secs_f64();
         let started = Instant::now();
         let rollouts: Vec<_> = result.ended().collect();
-        let (trees, harvest) = training::harvest(
-            &lab.ledger,
-            &rollouts,
-            &recipe.train.selection,
-            recipe.train.scale,
-        )?;
+        let (trees, harvest) = training::harvest(&lab.ledger, &rollouts, &recipe.train)?;
         let update = if trees.is_empty() {
             // Named in the step's line: every group had equal rewards, or nothing was captured.
             None

@@ -22,6 +22,9 @@ pub struct SftSettings {
     pub rollouts_per_step: usize,
     /// Learning rate.
     pub rate: Schedule,
+    /// Steps over which the rate decays; 0 means `steps`. A larger number ends training while the
+    /// rate is still high, for a policy that reinforcement learning has something to teach.
+    pub rate_steps: u64,
     /// Weight of tokens that were not generated.
     pub context_weight: f32,
 }
@@ -32,6 +35,7 @@ impl Default for SftSettings {
             steps: 500,
             rollouts_per_step: 32,
             rate: Schedule::default(),
+            rate_steps: 0,
             context_weight: 0.1,
         }
     }

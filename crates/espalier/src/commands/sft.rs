@@ -147,6 +147,10 @@ fn train(
         ..forest::Settings::default()
     };
     let mut learner = learner::Embedded::new(weights, recipe.sft.optimiser.clone(), compute);
+    let rate_steps = match settings.rate_steps {
+        0 => settings.steps,
+        steps => steps,
+    };
     let started = Instant::now();
     let progress = display.steps("sft", settings.steps, "steps");
     let mut tokens = 0;
@@ -164,7 +168,7 @@ fn train(
                 .into_iter()
                 .map(|index| trees[index].clone())
                 .collect();
-        let rate = settings.rate.rate(step, settings.steps);
+        let rate = settings.rate.rate(step, rate_steps);
         let metrics = learner
             .supervise(&batch, rate, settings.context_weight)
             .map_err(|error| CliError::failed(format!("sft step {}", step + 1), error))?;

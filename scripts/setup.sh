@@ -62,6 +62,12 @@ fi
 
 # --- Rust -----------------------------------------------------------------------------------
 has cargo || die "missing: cargo; install Rust $RUST_MIN or newer (with rustup, or a package of your system)"
+if ! rustc --version >/dev/null 2>&1; then
+    has rustup || die "rustc does not run: $(rustc --version 2>&1 | head -n 1)"
+    say "rustup has no toolchain for this user: installing Rust $RUST_MIN.0"
+    rustup --quiet default "$RUST_MIN.0" ||
+        die "no toolchain could be installed; set RUSTUP_HOME to a folder that has one"
+fi
 rust=$(rustc --version | cut -d ' ' -f 2)
 oldest=$(printf '%s\n%s\n' "$RUST_MIN" "$rust" | sort -V | head -n 1)
 [ "$oldest" = "$RUST_MIN" ] || die "Rust $rust is too old: expected $RUST_MIN or newer; with rustup: rustup update stable"

@@ -65,6 +65,8 @@ pub(super) struct Overview {
     calls: u64,
     dispositions: BTreeMap<&'static str, u64>,
     faults: BTreeMap<String, u64>,
+    /// Rollouts that were cut short or masked, by reason.
+    reasons: BTreeMap<String, u64>,
     /// By split, step and harness.
     #[serde(serialize_with = "as_list")]
     results: BTreeMap<(String, u64, String), Row>,
@@ -133,10 +135,16 @@ impl Overview {
     }
 
     fn note_fault(&mut self, id: &str, disposition: &Disposition) {
-        let (Disposition::Retry { fault, reason } | Disposition::Discard { fault, reason }) =
-            disposition
-        else {
-            return;
+        let (fault, reason) = match disposition {
+            Disposition::Train => return,
+            Disposition::Truncate { reason } | Disposition::Mask { reason } => {
+                let reason = format!("{}: {}", disposition.name(), short(reason, 60));
+                *self.reasons.entry(reason).or_default() += 1;
+                return;
+            }
+            Disposition::Retry { fault, reason } | Disposition::Discard { fault, reason } => {
+                (fault, reason)
+            }
         };
         let fault = fault_name(*fault);
         self.attend(id, format!("{fault}: {}", short(reason, 100)));
@@ -252,6 +260,10 @@ impl Overview {
                 &["fault", "rollouts"],
                 &pairs(self.faults.iter().map(owned).collect()),
             ));
+        }
+        if !self.reasons.is_empty() {
+            let rows = pairs(self.reasons.iter().map(owned).collect());
+            part(table(&["reason", "rollouts"], &rows));
         }
         part(self.results_text());
         let tokens = [

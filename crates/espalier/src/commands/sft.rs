@@ -55,7 +55,9 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         Some(folder) => Ledger::open_read_only(folder).map_err(failed)?,
         None => capture(&recipe, &dir, &codec, &display, &cancel).await?,
     };
-    let rollouts = ledger.rollouts(&[]).map_err(failed)?;
+    let mut rollouts = ledger.rollouts(&[]).map_err(failed)?;
+    // The order of starts depends on the machine's mood; the order of batches must not.
+    rollouts.sort_by(|a, b| a.spec.id.cmp(&b.spec.id));
     let mut harvest = Harvest::default();
     let mut trees: Vec<TrainTree> = Vec::new();
     let progress = display.steps("trees", rollouts.len() as u64, "rollouts");

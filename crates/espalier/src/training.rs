@@ -7,7 +7,7 @@ use ledger::Ledger;
 use objective::group_advantages;
 use record::Rollout;
 use serde::{Deserialize, Serialize};
-use tree::{Selection, TrainTree, Tree, select};
+use tree::{Kept, Selection, TrainTree, Tree, select};
 
 use crate::{error::CliError, recipe::TrainSettings};
 
@@ -47,7 +47,7 @@ pub(crate) struct Harvest {
 /// A rollout's tree and what was kept of it.
 pub(crate) struct Grown {
     pub(crate) tree: Tree,
-    pub(crate) train: Option<TrainTree>,
+    pub(crate) kept: Kept,
 }
 
 /// Builds a rollout's tree from the ledger and selects.
@@ -77,15 +77,8 @@ pub(crate) fn grow(
             .or_default() += 1;
         harvest.fork_tokens += fork.tokens_again as u64;
     }
-    if kept.discarded.is_some() {
-        harvest.over_branched += 1;
-        return Ok(Grown { tree, train: None });
-    }
-    let train = kept.train_tree(&tree).map_err(failed)?;
-    Ok(Grown {
-        tree,
-        train: Some(train),
-    })
+    harvest.over_branched += usize::from(kept.discarded.is_some());
+    Ok(Grown { tree, kept })
 }
 
 /// Like [`grow`], for supervised training: every generated token of the kept branches is a
@@ -98,8 +91,9 @@ pub(crate) fn grow_supervised(
 ) -> Result<Option<TrainTree>, CliError> {
     let id = &rollout.spec.id;
     let grown = grow(ledger, rollout, selection, harvest)?;
-    let kept = select(&grown.tree, selection);
-    kept.supervised_tree(&grown.tree)
+    grown
+        .kept
+        .supervised_tree(&grown.tree)
         .map(Some)
         .map_err(|error| CliError::failed(format!("rollout {id}: its tree"), error))
 }
@@ -147,10 +141,14 @@ pub(crate) fn harvest(
                 .disposition
                 .as_ref()
                 .is_some_and(record::Disposition::trains);
-            let Some(kept) = grown.train.filter(|kept| trains && kept.terms() > 0) else {
+            if !trains || advantages.zero_variance {
                 continue;
-            };
-            if advantages.zero_variance {
+            }
+            // Nothing is kept of an over-branched rollout: its tree has no term.
+            let train_tree = grown.kept.train_tree(&grown.tree).map_err(|error| {
+                CliError::failed(format!("group {}: a tree", rollout.spec.group), error)
+            })?;
+            if train_tree.terms() == 0 {
                 continue;
             }
             let advantage = if advantage < 0.0 {
@@ -161,9 +159,9 @@ pub(crate) fn harvest(
             if advantage == 0.0 {
                 continue;
             }
-            harvest.tokens_trained += kept.terms() as u64;
+            harvest.tokens_trained += train_tree.terms() as u64;
             scored.push(ScoredTree {
-                tree: kept,
+                tree: train_tree,
                 advantage,
             });
         }

@@ -4,6 +4,7 @@
 
 mod chart;
 mod commands;
+mod curriculum;
 mod display;
 mod error;
 mod lab;

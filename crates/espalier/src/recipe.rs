@@ -1,7 +1,10 @@
 //! A recipe: everything that a run depends on, in one TOML file. Strict: an unknown key or a
 //! wrong type names file, line, key and what was expected.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use learner::{Schedule, grpo::GrpoSettings};
 use model::adamw::AdamWSettings;
@@ -10,7 +13,7 @@ use sandbox::Limits;
 use serde::{Deserialize, Serialize};
 use tree::Selection;
 
-use crate::error::CliError;
+use crate::{curriculum::CurriculumSettings, error::CliError};
 
 /// The whole recipe, as written or with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -121,6 +124,9 @@ pub(crate) struct TrainSettings {
     pub(crate) tasks_per_step: usize,
     /// Rollouts per task and harness: the size of a group.
     pub(crate) samples: u32,
+    /// Draw more of the tasks whose groups are mixed; without it all come equally often.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) curriculum: Option<CurriculumSettings>,
     /// What the differences to the group's mean reward are divided by.
     pub(crate) scale: Scale,
     /// Advantages below 0 are multiplied by this. 1 is GRPO; smaller values learn more from what
@@ -145,6 +151,7 @@ impl Default for TrainSettings {
             steps: 30,
             tasks_per_step: 16,
             samples: 8,
+            curriculum: None,
             scale: Scale::Std,
             negative_weight: 1.0,
             selection: Selection::default(),
@@ -184,6 +191,9 @@ impl Default for EvalSettings {
 pub(crate) struct SftRecipe {
     /// Task source of the teacher's rollouts.
     pub(crate) tasks: String,
+    /// For a harness, through how many of the tasks the teacher is played; all when it is not
+    /// named. Slow harnesses need only a few: what is copied and why is learned from the others.
+    pub(crate) tasks_max: BTreeMap<String, usize>,
     /// Steps and batches.
     #[serde(flatten)]
     pub(crate) settings: learner::sft::SftSettings,
@@ -199,6 +209,7 @@ impl Default for SftRecipe {
     fn default() -> Self {
         Self {
             tasks: "chores".into(),
+            tasks_max: BTreeMap::new(),
             settings: learner::sft::SftSettings::default(),
             optimiser: AdamWSettings::default(),
             shape: None,
@@ -257,12 +268,34 @@ impl Recipe {
                 return wrong(key, "at least 1", "0".into());
             }
         }
+        if let Some(name) = self
+            .sft
+            .tasks_max
+            .keys()
+            .find(|name| !self.harnesses.contains(name))
+        {
+            return wrong(
+                "sft.tasks_max",
+                "names that `harnesses` has",
+                format!("{name:?}"),
+            );
+        }
         if self.train.samples < 2 {
             return wrong(
                 "train.samples",
                 "at least 2 (a group of one has no baseline)",
                 self.train.samples.to_string(),
             );
+        }
+        if let Some(curriculum) = self.train.curriculum {
+            for (key, value) in [
+                ("train.curriculum.floor", curriculum.floor),
+                ("train.curriculum.memory", curriculum.memory),
+            ] {
+                if !(0.0..=1.0).contains(&value) {
+                    return wrong(key, "a number between 0 and 1", value.to_string());
+                }
+            }
         }
         let temperature = self.rollout.temperature;
         if !(temperature.is_finite() && temperature > 0.0) {

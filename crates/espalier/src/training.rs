@@ -9,7 +9,7 @@ use record::Rollout;
 use serde::{Deserialize, Serialize};
 use tree::{Kept, Selection, TrainTree, Tree, select};
 
-use crate::{error::CliError, recipe::TrainSettings};
+use crate::{curriculum::Tallies, error::CliError, recipe::TrainSettings};
 
 /// What became of a batch's rollouts on their way to the learner.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub(crate) struct Harvest {
     pub(crate) pass: f64,
     /// Rollouts with a vote.
     pub(crate) voted: usize,
+    /// Votes and passes by `harness/family`.
+    #[serde(default)]
+    pub(crate) families: Tallies,
     /// Rollouts by disposition.
     pub(crate) dispositions: BTreeMap<String, u64>,
     /// Rollouts that are out because of the shape of their tree.

@@ -19,7 +19,7 @@ fn recipe(folder: &Path) -> std::path::PathBuf {
     let text = format!(
         "seed = 5\n[policy]\nfolder = {:?}\n[rollout]\nconcurrency = 8\nreply_tokens_max = 64\ncalls_max = 5\n\
          [rollout.stages]\nsettle_quiet_ms = 0\n[train]\nsteps = 4\ntasks_per_step = 6\nsamples = 4\n\
-         checkpoint_every = 2\n[train.rate]\npeak = 1e-4\n[eval]\ntasks = 4\nsamples = 1\ngreedy = false\n",
+         checkpoint_every = 2\n[train.curriculum]\n[train.rate]\npeak = 1e-4\n[eval]\ntasks = 4\nsamples = 1\ngreedy = false\n",
         policy.canonicalize().unwrap()
     );
     fs::write(&path, text).unwrap();

@@ -27,6 +27,8 @@ pub struct SftSettings {
     pub rate_steps: u64,
     /// Weight of tokens that were not generated.
     pub context_weight: f32,
+    /// A checkpoint every so many steps, besides the one at the end; 0 means only that one.
+    pub checkpoint_every: u64,
 }
 
 impl Default for SftSettings {
@@ -37,6 +39,7 @@ impl Default for SftSettings {
             rate: Schedule::default(),
             rate_steps: 0,
             context_weight: 0.1,
+            checkpoint_every: 0,
         }
     }
 }

@@ -1,11 +1,12 @@
 //! `espalier sft`: the cold start. The scripted teacher plays reference solutions through the real
 //! harness and gateway; the policy is trained on what was captured.
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Instant};
 
 use learner::sft::batch_indexes;
 use ledger::Ledger;
 use model::{Weights, forest};
+use record::Rollout;
 use task::Split;
 use tree::{Selection, TrainTree};
 
@@ -30,9 +31,9 @@ pub(crate) struct Arguments {
     /// New run directory; with --captures of an earlier one nothing is rolled out.
     #[arg(long, default_value = "runs/sft")]
     out: PathBuf,
-    /// Train on the captures of this run instead of making new ones.
+    /// Train on the captures of this run instead of making new ones; may be given several times.
     #[arg(long)]
-    captures: Option<PathBuf>,
+    captures: Vec<PathBuf>,
     /// Steps, instead of the recipe's.
     #[arg(long)]
     steps: Option<u64>,
@@ -51,17 +52,26 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let codec = policy::load_codec(&recipe.policy.folder)?;
     let dir = RunDir::create(&arguments.out, &recipe)?;
     let failed = |error| CliError::failed("the run's ledger", error);
-    let ledger = match &arguments.captures {
-        Some(folder) => Ledger::open_read_only(folder).map_err(failed)?,
-        None => capture(&recipe, &dir, &codec, &display, &cancel).await?,
+    let ledgers: Vec<Ledger> = if arguments.captures.is_empty() {
+        vec![capture(&recipe, &dir, &codec, &display, &cancel).await?]
+    } else {
+        let opened = arguments
+            .captures
+            .iter()
+            .map(|folder| Ledger::open_read_only(folder));
+        opened.collect::<Result<_, _>>().map_err(failed)?
     };
-    let mut rollouts = ledger.rollouts(&[]).map_err(failed)?;
+    let mut rollouts: Vec<(&Ledger, Rollout)> = Vec::new();
+    for ledger in &ledgers {
+        let own = ledger.rollouts(&[]).map_err(failed)?;
+        rollouts.extend(own.into_iter().map(|rollout| (ledger, rollout)));
+    }
     // The order of starts depends on the machine's mood; the order of batches must not.
-    rollouts.sort_by(|a, b| a.spec.id.cmp(&b.spec.id));
+    rollouts.sort_by(|a, b| a.1.spec.id.cmp(&b.1.spec.id));
     let mut harvest = Harvest::default();
     let mut trees: Vec<TrainTree> = Vec::new();
     let progress = display.steps("trees", rollouts.len() as u64, "rollouts");
-    for rollout in &rollouts {
+    for (ledger, rollout) in &rollouts {
         progress.advance("");
         if rollout
             .verdict
@@ -71,7 +81,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
             continue;
         }
         let grown =
-            training::grow_supervised(&ledger, rollout, &Selection::default(), &mut harvest)?;
+            training::grow_supervised(ledger, rollout, &Selection::default(), &mut harvest)?;
         trees.extend(grown.filter(|tree| tree.terms() > 0));
     }
     progress.done();
@@ -124,7 +134,17 @@ async fn capture(
         samples: 1,
         temperature: recipe.rollout.temperature,
     };
-    let jobs = lab.jobs(&tasks, plan)?;
+    let mut jobs = lab.jobs(&tasks, plan)?;
+    let mut planned: HashMap<String, usize> = HashMap::new();
+    jobs.retain(|job| {
+        let count = planned.entry(job.spec.harness.clone()).or_default();
+        *count += 1;
+        recipe
+            .sft
+            .tasks_max
+            .get(&job.spec.harness)
+            .is_none_or(|max| *count <= *max)
+    });
     let result = lab.run(jobs, "teacher", display, cancel).await;
     lab.close().await?;
     if result?.cancelled {
@@ -153,6 +173,7 @@ fn train(
         0 => settings.steps,
         steps => steps,
     };
+    let also = policy::text_files(&recipe.policy.folder);
     let started = Instant::now();
     let progress = display.steps("sft", settings.steps, "steps");
     let mut tokens = 0;
@@ -180,10 +201,15 @@ fn train(
             metrics.loss, metrics.context_loss
         ));
         dir.append_metrics(&metrics)?;
+        let done = step + 1;
+        if settings.checkpoint_every > 0 && done % settings.checkpoint_every == 0 {
+            learner
+                .save(&dir.checkpoint(done), done, &also)
+                .map_err(|error| CliError::failed("the checkpoint", error))?;
+        }
     }
     progress.done();
     let out = &recipe.sft.out;
-    let also = policy::text_files(&recipe.policy.folder);
     learner
         .save(&dir.checkpoint(settings.steps), settings.steps, &also)
         .map_err(|error| CliError::failed("the checkpoint", error))?;

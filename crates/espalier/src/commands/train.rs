@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use learner::{grpo::UpdateMetrics, sft::batch_indexes};
+use learner::grpo::UpdateMetrics;
 use ledger::Ledger;
 use model::forest;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use task::Split;
 
 use crate::{
     chart,
+    curriculum::{self, Curriculum},
     display::{self, Display},
     error::CliError,
     lab::{Lab, Plan},
@@ -194,7 +195,17 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         resume: format!("go on with: espalier train --resume {}", dir.path.display()),
     };
     let mut sums = Sums::default();
-    replay_metrics(&dir, first_step, &mut sums)?;
+    let mut curriculum = Curriculum::new(
+        recipe.train.curriculum,
+        recipe.seed,
+        recipe.train.samples,
+        lab.harness_names(),
+        &train_tasks,
+    );
+    for (step, harvest) in replay_metrics(&dir, first_step, &mut sums)? {
+        curriculum.draw(step, recipe.train.tasks_per_step);
+        curriculum.observe(&harvest.families);
+    }
     let started = Instant::now();
     let before = evaluation(
         &lab,
@@ -214,13 +225,8 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let mut step_seconds: Vec<f64> = Vec::new();
     for step in first_step..steps {
         let started = Instant::now();
-        let chosen = batch_indexes(
-            train_tasks.len(),
-            recipe.train.tasks_per_step,
-            recipe.seed,
-            step,
-        );
-        let tasks: Vec<_> = chosen
+        let tasks: Vec<_> = curriculum
+            .draw(step, recipe.train.tasks_per_step)
             .into_iter()
             .map(|index| Arc::clone(&train_tasks[index]))
             .collect();
@@ -246,7 +252,9 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         let rollout_s = started.elapsed().as_secs_f64();
         let started = Instant::now();
         let rollouts: Vec<_> = result.ended().collect();
-        let (trees, harvest) = training::harvest(&lab.ledger, &rollouts, &recipe.train)?;
+        let (trees, mut harvest) = training::harvest(&lab.ledger, &rollouts, &recipe.train)?;
+        harvest.families = curriculum::tally(&rollouts, &tasks);
+        curriculum.observe(&harvest.families);
         let update = if trees.is_empty() {
             // Named in the step's line: every group had equal rewards, or nothing was captured.
             None
@@ -377,13 +385,21 @@ fn interrupted_as(error: CliError, resume_hint: impl Fn() -> CliError) -> CliErr
 }
 
 /// Takes the metrics of the steps before `first_step` from an earlier run of the same directory,
-/// and cuts off those after it: they are made again from the same rollouts.
-fn replay_metrics(dir: &RunDir, first_step: u64, sums: &mut Sums) -> Result<(), CliError> {
+/// and cuts off those after it: they are made again from the same rollouts. Returns what the steps
+/// found, in order.
+fn replay_metrics(
+    dir: &RunDir,
+    first_step: u64,
+    sums: &mut Sums,
+) -> Result<Vec<(u64, Harvest)>, CliError> {
     let path = dir.path.join("metrics.jsonl");
-    let Ok(text) = std::fs::read_to_string(&path) else {
-        return Ok(());
-    };
+    if first_step == 0 && !path.exists() {
+        return Ok(Vec::new());
+    }
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| CliError::failed(path.display().to_string(), error))?;
     let mut kept = String::new();
+    let mut found = Vec::new();
     for line in text.lines() {
         let Ok(metrics) = serde_json::from_str::<StepMetrics>(line) else {
             continue;
@@ -395,9 +411,21 @@ fn replay_metrics(dir: &RunDir, first_step: u64, sums: &mut Sums) -> Result<(), 
             sums.add(&harvest, metrics.rollout_s, metrics.train_s);
             kept.push_str(line);
             kept.push('\n');
+            found.push((metrics.step, harvest));
         }
     }
-    dir.write("metrics.jsonl", kept.as_bytes())
+    if !found.iter().map(|(step, _)| *step).eq(0..first_step) {
+        return Err(CliError::plain(
+            format!(
+                "{}: expected one line for each of the {first_step} steps before the checkpoint, found {}",
+                path.display(),
+                found.len()
+            ),
+            "restore the file, or start a new run from the checkpoint as `policy.folder`",
+        ));
+    }
+    dir.write("metrics.jsonl", kept.as_bytes())?;
+    Ok(found)
 }
 
 fn one_line(evaluation: &Evaluation) -> String {

@@ -6,8 +6,9 @@ SHELL = /bin/sh
 CARGO ?= cargo
 SEED ?= 0
 OUT ?= runs/quickstart
-RECIPE ?= recipes/quickstart.toml
 HARNESS ?=
+# Harness pi has a smaller recipe: each of its rollouts starts a Node.js process.
+RECIPE ?= recipes/quickstart$(if $(filter pi,$(HARNESS)),-pi).toml
 
 ESPALIER = target/release/espalier
 NEXTEST = $(CARGO) nextest run --release --locked --workspace

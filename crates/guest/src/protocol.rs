@@ -274,6 +274,8 @@ pub struct ExecRequest {
     pub timeout_ms: u64,
     /// Bytes kept of each of stdout and stderr.
     pub output_bytes_max: u64,
+    /// Kill what the process leaves in the background when it ends by itself.
+    pub end_background: bool,
 }
 
 /// How a process ended.

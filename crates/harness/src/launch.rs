@@ -128,6 +128,8 @@ impl Installed {
                 stdin: render("launch.stdin", &profile.stdin)?.into_bytes(),
                 timeout: context.timeout.min(Duration::from_secs(profile.run_s)),
                 output_bytes_max: profile.output_bytes_max,
+                // The verifier must find a workspace that nobody changes any more.
+                end_background: true,
             },
             mounts: self.mounts.clone(),
         })

@@ -160,6 +160,7 @@ async fn main() -> Result<(), SandboxError> {
             stdin: Vec::new(),
             timeout: Duration::from_secs(10),
             output_bytes_max: 1 << 10,
+            end_background: false,
         };
         let meter = Meter::start(warden.clone());
         for _ in 0..count {

@@ -34,6 +34,7 @@ async fn work(sandbox: &LocalSandbox, seconds: u32) -> Result<(), SandboxError> 
         stdin: Vec::new(),
         timeout: Duration::from_secs(100),
         output_bytes_max: 1 << 10,
+        end_background: false,
     };
     sandbox.exec(exec).await.map(drop)
 }

@@ -98,8 +98,8 @@ pub struct Spec {
     pub gateway_port: u16,
 }
 
-/// A process to run. It is over when it ends itself: what it started in the background lives on,
-/// until the sandbox ends, and its later output is dropped.
+/// A process to run. It is over when it ends itself: what it started in the background lives on
+/// (unless `end_background`), until the sandbox ends, and its later output is dropped.
 #[derive(Debug, Clone)]
 pub struct Exec {
     /// Program and arguments; the program is looked up in PATH.
@@ -115,6 +115,9 @@ pub struct Exec {
     /// At most this many bytes are kept of each of stdout and stderr: the first half and the last
     /// half. The process is never blocked by output that nobody keeps.
     pub output_bytes_max: usize,
+    /// Kill what the process leaves in the background when it ends: nothing of it may change the
+    /// workspace while the next process looks at it.
+    pub end_background: bool,
 }
 
 /// How a process ended.

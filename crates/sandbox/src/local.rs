@@ -267,6 +267,7 @@ impl Sandbox for LocalSandbox {
             env: env.into_iter().collect(),
             timeout_ms: u64::try_from(exec.timeout.as_millis()).unwrap_or(u64::MAX),
             output_bytes_max: exec.output_bytes_max as u64,
+            end_background: exec.end_background,
         };
         let memory_kills = self.memory_kills();
         match self.stream.exec(&request, &exec.stdin).await {

@@ -50,6 +50,7 @@ fn exec(argv: Vec<String>, cwd: Option<PathBuf>, timeout_s: u64) -> Exec {
         stdin: Vec::new(),
         timeout: Duration::from_secs(timeout_s),
         output_bytes_max: OUTPUT_BYTES_MAX,
+        end_background: false,
     }
 }
 

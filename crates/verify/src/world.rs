@@ -72,6 +72,7 @@ pub async fn apply_solution(task: &Task, sandbox: &dyn Sandbox) -> Result<(), Ve
                         stdin: Vec::new(),
                         timeout: Duration::from_secs(STEP_TIMEOUT_S),
                         output_bytes_max: 4096,
+                        end_background: false,
                     })
                     .await
                     .map_err(doing(task, "running the solution"))?;

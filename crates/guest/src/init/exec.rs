@@ -5,7 +5,8 @@
 //! The kernel gives every orphan below a supervisor back to that supervisor, whatever sessions
 //! and groups the processes make, so the tree of one `exec` can be found and killed while others
 //! go on. When the leader ends by itself the supervisor ends too: what still runs then is a
-//! background process, belongs to init, and lives until the sandbox ends.
+//! background process; it is killed first when the request says so, else it belongs to init and
+//! lives until the sandbox ends.
 
 use std::{
     collections::VecDeque,

@@ -90,6 +90,9 @@ fn supervise_leader(
     let mut buffer = [0; 128];
     loop {
         if let Some(status) = reap(leader) {
+            if request.end_background {
+                kill_tree(leader, &signals);
+            }
             return Ok(status);
         }
         let mut fds = [

@@ -160,6 +160,26 @@ async fn background_processes_outlive_their_parent_and_do_not_hold_it() {
 }
 
 #[tokio::test]
+async fn background_processes_end_with_their_parent_when_asked() {
+    let sandbox = sandbox().await;
+    // One in the same session, one that left it, and a grandchild whose parent has gone.
+    let mut exec = script(
+        "(while :; do sleep 1; done) & echo $! > pid
+         setsid sh -c 'echo $$ >> pid; while :; do sleep 1; done' &
+         (sh -c 'echo $$ >> pid; while :; do sleep 1; done' &)
+         while [ $(wc -l < pid) -lt 3 ]; do sleep 0.01; done; exit 7",
+    );
+    exec.end_background = true;
+    let output = sandbox.exec(exec).await.expect("a script");
+    assert_eq!(output.exit, Exit::Code(7));
+    let alive = say(
+        &sandbox,
+        "for pid in $(cat pid); do kill -0 $pid 2>/dev/null && echo $pid; done; true",
+    );
+    assert_eq!(alive.await, "");
+}
+
+#[tokio::test]
 async fn killing_everything_inside_does_not_harm_pid_1() {
     let sandbox = sandbox().await;
     // Its own supervisor dies too; the leader goes with it.

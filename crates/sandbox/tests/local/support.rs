@@ -50,6 +50,7 @@ pub(crate) fn command(argv: &[&str]) -> Exec {
         stdin: Vec::new(),
         timeout: Duration::from_secs(60),
         output_bytes_max: 1 << 20,
+        end_background: false,
     }
 }
 

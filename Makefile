@@ -41,11 +41,8 @@ test: setup-test lint docs ## Everything that needs no GPU: formatting, lints, d
 	$(CARGO) test --doc --release --locked --workspace --quiet
 	$(NEXTEST)
 
-test-long: setup-test build ## What takes minutes: repeated kills, 200 sandboxes, real tasks through pi, two training steps
+test-long: setup-test build ## What takes minutes or hours: repeated kills, 200 sandboxes, real tasks through pi, training runs to the end
 	$(NEXTEST) --profile long --run-ignored ignored-only
-	rm -rf target/test-long
-	$(ESPALIER) train $(RECIPE) --steps 2 --out target/test-long --seed $(SEED)
-	$(ESPALIER) inspect target/test-long
 
 lint: ## Formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check

@@ -3,10 +3,10 @@
 use std::{path::Path, sync::Arc};
 
 use codec::Codec;
-use engine::{EngineError, embedded};
+use engine::embedded;
 use model::Weights;
 
-use crate::{error::CliError, recipe::Recipe};
+use crate::{error::CliError, recipe::PolicySource};
 
 /// Files of a policy folder that belong into every checkpoint beside the weights.
 pub(crate) const TEXT_FILES: [&str; 5] = [
@@ -56,20 +56,22 @@ pub(crate) fn text_files(folder: &Path) -> Vec<std::path::PathBuf> {
 
 /// Starts the embedded engine over these weights.
 pub(crate) fn start_engine(
-    recipe: &Recipe,
+    source: &PolicySource,
     codec: &Arc<Codec>,
     weights: Arc<Weights>,
     version: record::PolicyVersion,
-) -> Result<Arc<embedded::Embedded>, EngineError> {
+) -> Result<Arc<embedded::Embedded>, CliError> {
     let detokenise = {
         let codec = Arc::clone(codec);
         Arc::new(move |ids: &[u32]| codec.decode(ids)) as embedded::Detokenise
     };
     let settings = embedded::Settings {
-        threads: recipe.policy.threads,
+        threads: source.threads,
         detokenise: Some(detokenise),
         ..embedded::Settings::default()
     };
-    let name = recipe.policy.folder.display().to_string();
-    embedded::Embedded::start(&name, weights, version, settings).map(Arc::new)
+    let name = source.folder.display().to_string();
+    embedded::Embedded::start(&name, weights, version, settings)
+        .map(Arc::new)
+        .map_err(|error| CliError::failed("the engine could not start", error))
 }

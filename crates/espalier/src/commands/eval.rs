@@ -59,8 +59,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let dir = RunDir::create(&arguments.out, &recipe)?;
     let ledger =
         Ledger::create(&dir.path).map_err(|error| CliError::failed("the run's ledger", error))?;
-    let engine = policy::start_engine(&recipe, &codec, weights, 0)
-        .map_err(|error| CliError::failed("the engine could not start", error))?;
+    let engine = policy::start_engine(&recipe.policy, &codec, weights, 0)?;
     let lab = Lab::open(&recipe, &dir, ledger, codec, engine).await?;
     let evaluation = score::evaluate(&lab, &recipe, &tasks, "eval", &display, &cancel).await;
     lab.close().await?;

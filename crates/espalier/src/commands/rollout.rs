@@ -61,8 +61,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         teacher::engine(&tasks, &codec, teacher::CONTEXT_TOKENS_MAX)
     } else {
         let weights = Arc::new(policy::load_weights(&recipe.policy.folder, &codec)?);
-        policy::start_engine(&recipe, &codec, weights, 0)
-            .map_err(|error| CliError::failed("the engine could not start", error))?
+        policy::start_engine(&recipe.policy, &codec, weights, 0)?
     };
     let dir = RunDir::create(&arguments.out, &recipe)?;
     let ledger =

@@ -9,14 +9,14 @@ use std::{
 
 use codec::Codec;
 use engine::{
-    Engine, embedded,
+    Engine,
     scripted::{Replay, Scripted},
 };
 use gateway::{Admin, Gateway, Listen, LocalAddr};
 use ledger::Ledger;
 use record::{Disposition, Fault};
 
-use crate::{display::Display, error::CliError, policy, teacher};
+use crate::{display::Display, error::CliError, policy, recipe::PolicySource, teacher};
 
 /// How long calls in flight may take to end after Ctrl-C.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -93,19 +93,11 @@ impl Kind {
         match self {
             Self::Embedded(folder) => {
                 let weights = Arc::new(policy::load_weights(folder, codec)?);
-                let detokenise = {
-                    let codec = Arc::clone(codec);
-                    Arc::new(move |ids: &[u32]| codec.decode(ids)) as embedded::Detokenise
-                };
-                let settings = embedded::Settings {
+                let source = PolicySource {
+                    folder: folder.clone(),
                     threads: threads.max(1),
-                    detokenise: Some(detokenise),
-                    ..embedded::Settings::default()
                 };
-                let name = folder.display().to_string();
-                let engine = embedded::Embedded::start(&name, weights, 0, settings)
-                    .map_err(|error| CliError::failed("the engine could not start", error))?;
-                Ok(Arc::new(engine))
+                Ok(policy::start_engine(&source, codec, weights, 0)?)
             }
             Self::Scripted(file) => {
                 let script = Replay::load(file)

@@ -176,8 +176,8 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
             )
         }
     };
-    let engine = policy::start_engine(&recipe, &codec, learner.weights(), learner.version())
-        .map_err(|error| CliError::failed("the engine could not start", error))?;
+    let engine =
+        policy::start_engine(&recipe.policy, &codec, learner.weights(), learner.version())?;
     let train_tasks = teacher::load_tasks(&recipe.tasks.train, Split::Train)?;
     let held_out = teacher::load_tasks(&recipe.tasks.held_out, Split::HeldOut)?;
     let lab = Lab::open(&recipe, &dir, ledger, Arc::clone(&codec), engine.clone()).await?;

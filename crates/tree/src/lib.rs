@@ -45,17 +45,22 @@
 //! plus the square of the number of calls (for the explanation of forks), and memory linear in
 //! unique tokens.
 
+mod builder;
 mod classify;
 mod digest;
 mod error;
 mod forest;
 mod fork;
 mod layout;
+mod link;
+mod quote;
 mod radix;
 mod select;
 mod train;
 mod tree;
+mod unspoken;
 
+pub use builder::Builder;
 pub use classify::CallClass;
 pub use error::TreeError;
 pub use forest::{Forest, ForestNode, ForestStats, Term};

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use record::{PolicySpan, PolicyVersion};
 use serde::{Deserialize, Serialize};
 
 use crate::classify::CallClass;
@@ -316,16 +317,16 @@ impl Kept {
             Origin::Generated {
                 logprobs_model,
                 logprobs_sampled,
-                versions,
+                policy,
                 ..
             } => logprobs_model
                 .iter()
                 .zip(logprobs_sampled)
-                .zip(versions)
-                .map(|((&model, &sampled), &version)| Target::Sampled {
+                .enumerate()
+                .map(|(at, (&model, &sampled))| Target::Sampled {
                     logprob_model: model,
                     logprob_sampled: sampled,
-                    version,
+                    version: version_at(policy, at),
                 })
                 .collect(),
             Origin::Context => Vec::new(),
@@ -347,6 +348,12 @@ impl Kept {
         let targets = |_: &Origin| std::iter::repeat_n(Target::Supervised, usize::MAX);
         pack(tree, &generated, targets)
     }
+}
+
+/// The weights that drew the token at `at` of a node.
+fn version_at(policy: &[PolicySpan], at: usize) -> PolicyVersion {
+    let after = policy.partition_point(|span| span.start as usize <= at);
+    after.checked_sub(1).map_or(0, |span| policy[span].version)
 }
 
 /// The nodes in `trained` and their ancestors, with the targets of the trained ones.

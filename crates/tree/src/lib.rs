@@ -35,7 +35,7 @@
 //! What `clawgym2` means by a dead leaf: within a segment of a conversation, each call carries on
 //! at most one earlier call, namely the last one whose reply its history holds, token by token
 //! or in the same words. The longest such chain that ends with a delivered reply is kept: most
-//! calls, then most generated tokens, then the latest. A reply whose tokens were re-rendered later
+//! calls, then one that any call went on from, then most generated tokens, then the latest. A reply whose tokens were re-rendered later
 //! (drift, an edited system message) is still part of the chain, because it acted on the world;
 //! only retries, rollbacks and undelivered replies are dead.
 //!
@@ -53,8 +53,10 @@ mod forest;
 mod fork;
 mod layout;
 mod link;
+mod pack;
 mod quote;
 mod radix;
+mod rows;
 mod select;
 mod train;
 mod tree;
@@ -65,7 +67,10 @@ pub use classify::CallClass;
 pub use error::TreeError;
 pub use forest::{Forest, ForestNode, ForestStats, Term};
 pub use fork::{Fork, ForkCause};
-pub use select::{DropReason, Dropped, Kept, OverBranched, Selection, select};
+pub use rows::{CutNode, Row, Rows, linearise};
+pub use select::{
+    DropReason, Dropped, Kept, LEAVES_MAX, OverBranched, SELECTION_NAMES, Selection, select,
+};
 pub use train::{Target, TrainNode, TrainTree};
 pub use tree::{Node, Origin, Place, Tree, TreeLimits, TreeStats};
 

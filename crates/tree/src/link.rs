@@ -34,7 +34,6 @@ impl<'a> Links<'a> {
     /// Fills in `previous` and `segment`.
     pub(crate) fn fill(mut self, places: &mut [Place]) {
         let mut current = 0;
-        let mut of_thread: HashMap<u32, u32> = HashMap::new();
         for at in 0..self.calls.len() {
             let thread = places[at].thread;
             if places[at].opens.is_some() {
@@ -46,7 +45,9 @@ impl<'a> Links<'a> {
                 places[at].segment = if thread == 0 {
                     self.segment_like(at, previous, places)
                 } else {
-                    *of_thread.entry(thread).or_insert(current)
+                    previous
+                        .filter(|&previous| places[previous].thread == thread)
+                        .map_or(current, |previous| places[previous].segment)
                 };
             }
             self.add(at, places);

@@ -42,6 +42,7 @@ enum Command {
     Eval(commands::eval::Arguments),
     Serve(commands::serve::Arguments),
     Inspect(commands::inspect::Arguments),
+    Tree(commands::tree::Arguments),
     Doctor(commands::doctor::Arguments),
     Tasks(commands::tasks::Arguments),
 }
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
             Command::Eval(arguments) => commands::eval::run(arguments, json).await,
             Command::Serve(arguments) => commands::serve::run(arguments, json).await,
             Command::Inspect(arguments) => commands::inspect::run(&arguments, json),
+            Command::Tree(arguments) => commands::tree::run(&arguments, json),
             Command::Doctor(arguments) => commands::doctor::run(arguments, json).await,
             Command::Tasks(arguments) => commands::tasks::run(arguments, json).await,
         }

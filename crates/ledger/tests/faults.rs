@@ -152,9 +152,9 @@ async fn damage_is_named_and_stays_local() {
     let raw = rusqlite::Connection::open(dir.path().join(FILE_NAME)).unwrap();
     let changes = [
         // one bit of a body; the attempts; a body that belongs to another call
-        "UPDATE calls SET body = CAST(substr(body, 1, 40) || x'00' || substr(body, 42) AS BLOB) WHERE rollout = 'r1' AND call = 1",
+        "UPDATE bodies SET body = CAST(substr(body, 1, 40) || x'00' || substr(body, 42) AS BLOB) WHERE number = (SELECT body FROM calls WHERE rollout = 'r1' AND call = 1)",
         "UPDATE calls SET attempts = '[]' WHERE rollout = 'r1' AND call = 2",
-        "UPDATE calls SET body = (SELECT body FROM calls WHERE rollout = 'r1' AND call = 0), sum = (SELECT sum FROM calls WHERE rollout = 'r1' AND call = 0) WHERE rollout = 'r1' AND call = 3",
+        "UPDATE calls SET body = (SELECT body FROM calls WHERE rollout = 'r1' AND call = 0) WHERE rollout = 'r1' AND call = 3",
         "UPDATE rollouts SET body = CAST(replace(CAST(body AS TEXT), 'task-1', 'task-2') AS BLOB) WHERE id = 'r1'",
         "UPDATE notes SET body = CAST('2' AS BLOB)",
     ];

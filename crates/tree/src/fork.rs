@@ -157,7 +157,8 @@ impl<'a> Finder<'a> {
         let same_request = self.same_request(at);
         // Without a rival the call only goes on where earlier ones ended; that is no fork, unless
         // it says the very same again.
-        if !rivalled && !(node == Some(end) && same_request.is_some()) {
+        let again = node == Some(end) && same_request.is_some();
+        if !rivalled && !again {
             return None;
         }
         let rival = |earlier: usize| goes_below(tree, &tree.places[earlier], node);

@@ -250,3 +250,24 @@ fn rows_are_written_with_one_denominator_per_rollout() {
     );
     assert_eq!(rows[1]["tokens"], json!([1, 2, 20]));
 }
+
+#[test]
+fn a_subagent_is_found_by_what_it_was_asked() {
+    // The task is in the middle of the reply that spawns it; that reply is carried on.
+    let reply = [text(100, 5), text(1000, 20), vec![6]].concat();
+    let main = [text(1, 30), reply.clone(), vec![8, 9]].concat();
+    let sub = [text(500, 9), text(1000, 20), vec![3]].concat();
+    let lines = [
+        line(0, &text(1, 30), &reply),
+        line(1, &sub, &[70, 71]),
+        line(2, &[sub.clone(), vec![70, 71, 4]].concat(), &[72]),
+        line(3, &main, &[90]),
+    ];
+    let found = run(&lines, "clawgym2");
+    assert_eq!(found["forks"], json!({"subagent": 1}));
+    assert_eq!(found["kept_generated_tokens"], 26 + 1);
+    assert_eq!(
+        run(&lines, "clawgym2+aux")["kept_generated_tokens"],
+        26 + 1 + 3
+    );
+}

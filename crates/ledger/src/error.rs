@@ -108,6 +108,14 @@ pub enum LedgerError {
         /// Why.
         found: String,
     },
+    /// A rule of redaction is not one.
+    #[error("redaction rule {rule:?}: {found}; nothing was written")]
+    Redaction {
+        /// The pattern or pointer.
+        rule: String,
+        /// What is wrong with it.
+        found: String,
+    },
     /// The operating system refused.
     #[error("cannot {action} {path}: {source}", path = path.display())]
     Io {

@@ -11,6 +11,8 @@
 //! | `body` | a call as bytes: what is new against its parent, compressed |
 //! | `recent` | the calls written last, which new ones are stored against |
 //! | `migrate` | older formats |
+//! | `redact` | what is removed before anything is written |
+//! | `retain` | what stays of old rollouts |
 //! | `writer` | the one thread that writes, and its group commit |
 //! | `reader` | read-only connections and the queries |
 //!
@@ -51,11 +53,15 @@ mod lock;
 mod migrate;
 mod reader;
 mod recent;
+mod redact;
+mod retain;
 mod row;
 mod schema;
 mod writer;
 
 pub use error::LedgerError;
+pub use redact::{REDACTED, Redaction};
+pub use retain::Keep;
 
 /// Name of the database inside a run directory.
 pub const FILE_NAME: &str = "ledger.sqlite";
@@ -74,6 +80,8 @@ pub struct Options {
     /// The database file may not grow beyond this many bytes; then [`LedgerError::DiskFull`].
     /// `None`: until the disk is full.
     pub file_bytes_max: Option<u64>,
+    /// What is removed from calls and rollouts before they are written.
+    pub redaction: Option<Redaction>,
 }
 
 /// How much a ledger holds.
@@ -105,6 +113,7 @@ struct Inner {
     writer: Option<writer::Handle>,
     full: Arc<AtomicBool>,
     recents: recent::Recents,
+    redaction: Option<Redaction>,
     /// Number of the last body.
     last_body: AtomicI64,
 }
@@ -195,6 +204,7 @@ impl Ledger {
                 writer: None,
                 full: Arc::default(),
                 recents: recent::Recents::default(),
+                redaction: None,
                 last_body: AtomicI64::new(0),
             }),
         })
@@ -217,6 +227,7 @@ impl Ledger {
                 writer: Some(writer),
                 full,
                 recents: recent::Recents::default(),
+                redaction: options.redaction,
                 last_body: AtomicI64::new(last_body),
             }),
         })
@@ -258,7 +269,12 @@ impl Ledger {
     /// # Errors
     /// [`LedgerError::DiskFull`], [`LedgerError::Closed`], [`LedgerError::ReadOnly`],
     /// [`LedgerError::Stalled`], [`LedgerError::Encode`].
-    pub async fn put_call(&self, call: Call) -> Result<(), LedgerError> {
+    pub async fn put_call(&self, mut call: Call) -> Result<(), LedgerError> {
+        if let Some(redaction) = &self.inner.redaction
+            && redaction.call(&mut call)
+        {
+            tracing::debug!(call = %call.id, "something was redacted");
+        }
         let call = Arc::new(call);
         for alone in [false, true] {
             // Serialising and comparing a request of 100 kB takes a good part of a millisecond:
@@ -286,7 +302,11 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::put_call`].
     pub async fn put_attempts(&self, id: &CallId, attempts: &[Attempt]) -> Result<(), LedgerError> {
-        let row = row::encode_attempts(id, attempts)?;
+        let mut attempts = attempts.to_vec();
+        if let Some(redaction) = &self.inner.redaction {
+            redaction.attempts(&mut attempts);
+        }
+        let row = row::encode_attempts(id, &attempts)?;
         self.put(writer::Change::Attempts(row)).await
     }
 
@@ -294,7 +314,10 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`Ledger::put_call`].
-    pub async fn put_rollout(&self, rollout: Rollout) -> Result<(), LedgerError> {
+    pub async fn put_rollout(&self, mut rollout: Rollout) -> Result<(), LedgerError> {
+        if let Some(redaction) = &self.inner.redaction {
+            redaction.rollout(&mut rollout);
+        }
         let row = row::encode_rollout(&rollout)?;
         self.put(writer::Change::Rollout(row)).await
     }

@@ -23,6 +23,8 @@ pub(crate) enum Change {
     Note(NoteRow),
     Forget(record::RolloutId),
     ForgetCalls(record::RolloutId),
+    /// All calls of a rollout anew.
+    Rewrite(record::RolloutId, Vec<CallRow>),
 }
 
 impl Change {
@@ -32,6 +34,10 @@ impl Change {
             Self::Attempts(row) => row.attempts.len(),
             Self::Rollout(row) => row.body.len(),
             Self::Note(row) => row.body.len(),
+            Self::Rewrite(_, rows) => rows
+                .iter()
+                .map(|row| row.body.len() + row.attempts.attempts.len())
+                .sum(),
             Self::Forget(_) | Self::ForgetCalls(_) => 0,
         }
     }
@@ -277,6 +283,12 @@ fn apply(connection: &Connection, change: &Change) -> Result<(), Refused> {
                 .execute(params![row.key, row.body, row.sum])?;
         }
         Change::ForgetCalls(id) => forget_calls(connection, id)?,
+        Change::Rewrite(id, rows) => {
+            forget_calls(connection, id)?;
+            for row in rows {
+                put_call(connection, row)?;
+            }
+        }
         Change::Forget(id) => {
             forget_calls(connection, id)?;
             for statement in [

@@ -93,6 +93,7 @@ async fn a_full_disk_loses_nothing_that_was_saved_and_ends_when_there_is_room() 
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
         file_bytes_max: Some(256 << 10),
+        ..Options::default()
     };
     let ledger = Ledger::create_with(dir.path(), options).unwrap();
     let mut saved = Vec::new();

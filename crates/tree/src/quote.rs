@@ -49,21 +49,11 @@ impl<T: Copy + Eq + std::hash::Hash + Into<u64>> Quotes<T> {
 
     /// Calls `found` with each text that `text` holds and those who said it.
     pub(crate) fn find(&self, text: &[T], mut found: impl FnMut(&[T], &[usize])) {
-        if text.len() < self.window || self.texts.is_empty() {
+        if self.texts.is_empty() {
             return;
         }
-        let leaving = (1..self.window).fold(1_u64, |power, _| power.wrapping_mul(BASE));
-        let mut rolling = hash(&text[..self.window]);
-        for at in 0..=text.len() - self.window {
-            if at > 0 {
-                let out: u64 = text[at - 1].into().wrapping_add(1);
-                let new: u64 = text[at + self.window - 1].into().wrapping_add(1);
-                rolling = rolling
-                    .wrapping_sub(out.wrapping_mul(leaving))
-                    .wrapping_mul(BASE)
-                    .wrapping_add(new);
-            }
-            for &number in self.by_head.get(&rolling).into_iter().flatten() {
+        for (at, hash) in windows(text, self.window) {
+            for &number in self.by_head.get(&hash).into_iter().flatten() {
                 let (quoted, owners) = &self.texts[number];
                 if text[at..].starts_with(quoted) {
                     found(quoted, owners);
@@ -90,6 +80,27 @@ impl<T: Copy + Eq + std::hash::Hash + Into<u64>> Quotes<T> {
         });
         latest
     }
+}
+
+/// The hash of every window of a text, with its place; none when the text is shorter.
+pub(crate) fn windows<T: Copy + Into<u64>>(
+    text: &[T],
+    window: usize,
+) -> impl Iterator<Item = (usize, u64)> {
+    let leaving = (1..window).fold(1_u64, |power, _| power.wrapping_mul(BASE));
+    let mut rolling = text.get(..window).map_or(0, hash);
+    let count = (text.len() + 1).saturating_sub(window);
+    (0..count).map(move |at| {
+        if at > 0 {
+            let out: u64 = text[at - 1].into().wrapping_add(1);
+            let new: u64 = text[at + window - 1].into().wrapping_add(1);
+            rolling = rolling
+                .wrapping_sub(out.wrapping_mul(leaving))
+                .wrapping_mul(BASE)
+                .wrapping_add(new);
+        }
+        (at, rolling)
+    })
 }
 
 fn hash<T: Copy + Into<u64>>(window: &[T]) -> u64 {

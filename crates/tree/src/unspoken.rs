@@ -5,16 +5,17 @@
 //! latest call whose output comes back in it ("comes back": the beginning or the end of the output
 //! in at least [`WINDOW`] tokens, or the prompt leaves it after its first token). When the output
 //! of one call comes back, but nothing of what that call had carried on, it was a summary, and a
-//! new segment opens.
+//! new segment opens. A prompt that holds a part of an earlier output, while that output is carried on
+//! elsewhere, is that of a sub-agent.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use record::Call;
 
 use crate::builder::output_of;
 use crate::classify::{CallClass, position};
 use crate::fork::ForkCause;
-use crate::quote::Quotes;
+use crate::quote::{Quotes, windows};
 use crate::tree::{Place, Tree};
 
 /// Tokens that must come back in a row, so that it is no accident.
@@ -59,10 +60,21 @@ pub(crate) fn classify(calls: &[&Call], given: &[Option<CallClass>], tree: &mut 
         threads: 1,
         segments: 1,
         compaction: None,
+        parts: Parts::default(),
+        extended: tree
+            .places
+            .iter()
+            .filter_map(|place| place.extends)
+            .collect(),
         continued: vec![false; calls.len()],
     };
     for at in 0..calls.len() {
-        let class = given[at].unwrap_or(CallClass::Main);
+        // What carries on a sub-agent is one.
+        let inherited = exact(at, tree).map(|previous| tree.places[previous].class);
+        let class = given[at].unwrap_or(match inherited {
+            Some(CallClass::Subagent) => CallClass::Subagent,
+            _ => CallClass::Main,
+        });
         tree.places[at].class = class;
         if given[at].is_some() {
             "given".clone_into(&mut tree.places[at].class_evidence);
@@ -95,8 +107,37 @@ struct Walk {
     segments: u32,
     /// A call that was given as a compaction and that no new segment follows yet.
     compaction: Option<usize>,
+    parts: Parts,
+    /// Calls that some call extends token by token.
+    extended: HashSet<u32>,
     /// Calls that a later one carries on.
     continued: Vec<bool>,
+}
+
+/// Every window of the outputs so far, filled in when it is first asked for.
+#[derive(Default)]
+struct Parts {
+    windows: HashMap<u64, (usize, usize)>,
+    calls: usize,
+}
+
+impl Parts {
+    /// The latest call before `before` of whose output `tokens` hold a part.
+    fn source(&mut self, tokens: &[u32], before: usize, calls: &[&Call]) -> Option<usize> {
+        for at in self.calls..before {
+            let found = windows(output_of(calls[at]), WINDOW);
+            self.windows
+                .extend(found.map(|(from, hash)| (hash, (at, from))));
+        }
+        self.calls = self.calls.max(before);
+        windows(tokens, WINDOW)
+            .filter_map(|(at, hash)| {
+                let &(owner, from) = self.windows.get(&hash)?;
+                let same = output_of(calls[owner])[from..].starts_with(&tokens[at..at + WINDOW]);
+                (owner < before && same).then_some(owner)
+            })
+            .max()
+    }
 }
 
 impl Walk {
@@ -157,14 +198,28 @@ impl Walk {
             tree.places[at].prompt_tokens - shared(at, tree).min(tree.places[at].prompt_tokens);
         let prompt = &calls[at].prompt_ids;
         let back = self.outputs.back_in(&prompt[prompt.len() - own..], at);
+        let own = &prompt[prompt.len() - own..];
+        // A part of a reply that is carried on elsewhere is what a sub-agent was asked.
+        let asked_by = match back.last() {
+            Some(&last) if holds(own, output_of(calls[last])) => None,
+            Some(&last) => Some(last),
+            None => self.parts.source(own, at, calls),
+        };
+        let asked_by = asked_by.map(|asked_by| tree.places[asked_by].call);
+        if let Some(spawner) = asked_by.filter(|call| self.extended.contains(call)) {
+            let place = &mut tree.places[at];
+            place.class = CallClass::Subagent;
+            place.class_evidence =
+                format!("its prompt holds a part of the reply of call {spawner}");
+            place.spawned_by = Some(spawner);
+            place.thread = self.threads;
+            self.threads += 1;
+            return;
+        }
         let Some(&last) = back.last() else {
             if shared(at, tree) == 0 {
-                self.open(
-                    at,
-                    ForkCause::Unknown,
-                    "shares no token with an earlier call".to_owned(),
-                    tree,
-                );
+                let evidence = "shares no token with an earlier call".to_owned();
+                self.open(at, ForkCause::Unknown, evidence, tree);
             }
             return;
         };
@@ -174,8 +229,9 @@ impl Walk {
         let kept = before.is_none_or(|before| {
             back.contains(&before) || is_above(tree, tree.places[before].node, at)
         });
-        let summary = before.is_some() && !kept && !self.continued[last];
-        if summary || (shared(at, tree) == 0 && !kept) {
+        // A summary makes a history shorter.
+        let shorter = tree.places[at].prompt_tokens < tree.places[last].prompt_tokens;
+        if !kept && shorter && (!self.continued[last] || shared(at, tree) == 0) {
             let evidence = format!(
                 "new history quotes the reply of call {}",
                 tree.places[last].call
@@ -234,6 +290,15 @@ impl Walk {
         }
         None
     }
+}
+
+/// Whether tokens hold a whole output, but for the token that ended the turn.
+fn holds(tokens: &[u32], output: &[u32]) -> bool {
+    let said = &output[..output.len().saturating_sub(1)];
+    let Some((_, wanted)) = windows(said, said.len().max(1)).next() else {
+        return true;
+    };
+    windows(tokens, said.len()).any(|(at, hash)| hash == wanted && tokens[at..].starts_with(said))
 }
 
 /// Whether the end of an output occurs where its echo would be.

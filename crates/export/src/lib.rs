@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`captures`] | token captures of other gateways, one call per line, in |
-//! | [`report`] | what became of such a rollout: tree, forks, rows |
+//! | [`mod@report`] | what became of such a rollout: tree, forks, rows |
 //! | [`rows`] | training rows, one per line, out |
 //!
 //! Invariants

@@ -176,10 +176,9 @@ pub fn growing(seed: u64, rollout: &str, turns: u32) -> Vec<Call> {
         text.as_bytes()
             .chunks(4)
             .map(|bytes| {
-                bytes
-                    .iter()
-                    .fold(7, |hash: u32, byte| hash * 31 + u32::from(*byte))
-                    % 150_000
+                bytes.iter().fold(7, |hash: u32, byte| {
+                    hash.wrapping_mul(31).wrapping_add(u32::from(*byte))
+                }) % 150_000
             })
             .collect()
     };

@@ -43,6 +43,7 @@ enum Command {
     Eval(commands::eval::Arguments),
     Serve(commands::serve::Arguments),
     Inspect(commands::inspect::Arguments),
+    Tree(commands::tree::Arguments),
     Doctor(commands::doctor::Arguments),
     Tasks(commands::tasks::Arguments),
 }
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
             Command::Eval(arguments) => commands::eval::run(arguments, json).await,
             Command::Serve(arguments) => commands::serve::run(arguments, json).await,
             Command::Inspect(arguments) => commands::inspect::run(&arguments, json),
+            Command::Tree(arguments) => commands::tree::run(&arguments, json),
             Command::Doctor(arguments) => commands::doctor::run(arguments, json).await,
             Command::Tasks(arguments) => commands::tasks::run(arguments, json).await,
         }

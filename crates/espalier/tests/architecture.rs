@@ -19,6 +19,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("wire", "record"),
     ("codec", "record"),
     ("tree", "record"),
+    ("export", "record tree"),
     ("objective", "record"),
     ("task", "record"),
     ("ledger", "record"),
@@ -39,7 +40,7 @@ const ROOMS: &[(&str, &str)] = &[
 ];
 
 /// Crates without clock, socket, runtime or randomness of their own.
-const PURE: &[&str] = &["record", "wire", "codec", "tree", "objective"];
+const PURE: &[&str] = &["record", "wire", "codec", "tree", "export", "objective"];
 
 /// What a pure crate must not link, whoever brings it.
 const IMPURE: &[&str] = &[

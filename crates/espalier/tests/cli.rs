@@ -111,6 +111,7 @@ fn help_names_every_command() {
       eval     Measure a policy on held-out tasks
       serve    Serve an engine to any harness and capture every call
       inspect  Look into a run: what became of its rollouts, and the tree of one of them
+      tree     Rebuild prefix trees from token captures that you already have
       doctor   Say what works on this machine, and what to do about what does not
       tasks    Check tasks, or write the built-in ones to disk
       help     Print this message or the help of the given subcommand(s)
@@ -132,6 +133,7 @@ fn help_of_every_command_has_an_example() {
         "eval",
         "serve",
         "inspect",
+        "tree",
         "doctor",
         "tasks check",
         "tasks write",
@@ -146,6 +148,54 @@ fn help_of_every_command_has_an_example() {
             answer.stdout
         );
     }
+}
+
+#[test]
+fn tree_rebuilds_trees_from_captures() {
+    let world = World::new();
+    let line = |rollout: &str, call: u32, prompt: &str, output: &str| {
+        let zeros = output
+            .split(',')
+            .map(|_| "-0.5")
+            .collect::<Vec<_>>()
+            .join(",");
+        format!(
+            "{{\"rollout\":\"{rollout}\",\"call\":{call},\"prompt_ids\":[{prompt}],\"output_ids\":[{output}],\"logprobs\":[{zeros}],\"finish\":\"stop\",\"at\":{call}}}\n"
+        )
+    };
+    let lines = [
+        line("b/2", 1, "1,2,20,3", "30,31"),
+        line("a 1", 0, "1,2", "10,11,12"),
+        line("b/2", 0, "1,2", "20"),
+        line("a 1", 1, "1,2", "13"),
+    ];
+    world.write("captures.jsonl", &lines.concat());
+    let answer = world.run(&["tree", "captures.jsonl", "--json", "--rows", "rows.jsonl"]);
+    assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(answer.stdout, @r#"
+    {"rollout":"b/2","calls":2,"nodes":2,"leaves":1,"unique_tokens":6,"generated_tokens":3,"kept_generated_tokens":3,"rows":1,"disposition":"train","forks":{}}
+    {"rollout":"a 1","calls":2,"nodes":3,"leaves":2,"unique_tokens":6,"generated_tokens":4,"kept_generated_tokens":3,"rows":1,"disposition":"train","forks":{"retry":1}}
+    "#);
+    let rows = fs::read_to_string(world.path("rows.jsonl")).unwrap();
+    assert_eq!(rows.lines().count(), 2);
+    let answer = world.run(&["tree", "captures.jsonl", "--policy", "all"]);
+    insta::assert_snapshot!(answer.stdout, @"
+    rollout  calls  nodes  leaves  unique  generated  kept  rows  disposition  forks
+    b/2          2      2       1       6          3     3     1  train
+    a 1          2      3       2       6          4     4     2  train        retry 1
+    ");
+    assert_eq!(
+        world
+            .run(&["tree", "captures.jsonl", "--policy", "best"])
+            .code,
+        Some(2)
+    );
+    world.write("wrong.jsonl", &format!("{}{{}}\n", lines[0]));
+    let refusal = world.refusal(&["tree", "wrong.jsonl"]);
+    assert!(
+        refusal.starts_with("exit 1\n") && refusal.contains("line 2 is not a call"),
+        "{refusal}"
+    );
 }
 
 #[test]

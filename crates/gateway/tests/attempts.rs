@@ -285,6 +285,7 @@ async fn while_paused_the_engine_is_not_asked() {
 async fn a_full_disk_refuses_calls_until_there_is_room() {
     let options = Options {
         file_bytes_max: Some(200 << 10),
+        ..Options::default()
     };
     let world = World::with(config(), options).await;
     let access = world

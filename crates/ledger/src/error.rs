@@ -37,7 +37,12 @@ pub enum LedgerError {
     },
     /// The format is not ours.
     #[error(
-        "{path} has ledger format {found}, this program reads format {expected}: use the version of Espalier that wrote it",
+        "{path} has ledger format {found}, this program reads format {expected}: {hint}",
+        hint = if *found > 0 && found < expected {
+            "it is brought up to date when nobody else has it open and this user may write it"
+        } else {
+            "use the version of Espalier that wrote it"
+        },
         path = path.display()
     )]
     Version {
@@ -101,6 +106,14 @@ pub enum LedgerError {
         /// Which record.
         record: String,
         /// Why.
+        found: String,
+    },
+    /// A rule of redaction is not one.
+    #[error("redaction rule {rule:?}: {found}; nothing was written")]
+    Redaction {
+        /// The pattern or pointer.
+        rule: String,
+        /// What is wrong with it.
         found: String,
     },
     /// The operating system refused.

@@ -7,7 +7,12 @@
 //! |---|---|
 //! | [`error`] | what can go wrong, in words that say what to do |
 //! | `schema` | tables, pragmas, the version of the format |
-//! | `row` | a call as bytes: compressed JSON plus raw token ids and log-probabilities, checksummed |
+//! | `row` | records as rows, checksummed |
+//! | `body` | a call as bytes: what is new against its parent, compressed |
+//! | `recent` | the calls written last, which new ones are stored against |
+//! | `migrate` | older formats |
+//! | `redact` | what is removed before anything is written |
+//! | `retain` | what stays of old rollouts |
 //! | `writer` | the one thread that writes, and its group commit |
 //! | `reader` | read-only connections and the queries |
 //!
@@ -17,8 +22,14 @@
 //!   cannot take them back. A power cut may lose the last moments, never tear the file.
 //! - **One writer.** A second [`Ledger::open`] of the same directory, from any process, is
 //!   [`LedgerError::Locked`] and says who holds it. Readers ([`Ledger::open_read_only`]) are free.
+//! - **Each text once.** A call is stored as what is new in it against an earlier call of its
+//!   rollout, so a rollout takes space in proportion to its unique tokens. A call is read from at
+//!   most 64 others; then one is stored whole.
 //! - **Damage stays local.** Every record carries 16 bytes of SHA-256. A record that does not
-//!   match is [`LedgerError::Damaged`], naming file and record; all others stay readable.
+//!   match is [`LedgerError::Damaged`], naming file and record; so is a call that is stored against
+//!   it, and nothing else. [`Ledger::verify`] lists all that is lost, [`Ledger::calls_intact`]
+//!   reads the rest.
+//! - **Older formats** are brought up to date when they are opened, in one transaction.
 //! - **Bounded (I10).** At most [`QUEUE_RECORDS_MAX`] records and [`QUEUE_BYTES_MAX`] bytes wait
 //!   for the writer; whoever comes then waits too (back-pressure), at most [`PUT_TIMEOUT_S`]
 //!   seconds, then [`LedgerError::Stalled`]. A commit takes at most [`COMMIT_RECORDS_MAX`] records.
@@ -31,19 +42,26 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use record::{Attempt, Call, CallId, Rollout, RolloutId};
 use serde_json::Value;
 
+mod body;
 pub mod error;
 mod lock;
+mod migrate;
 mod reader;
+mod recent;
+mod redact;
+mod retain;
 mod row;
 mod schema;
 mod writer;
 
 pub use error::LedgerError;
+pub use redact::{REDACTED, Redaction};
+pub use retain::Keep;
 
 /// Name of the database inside a run directory.
 pub const FILE_NAME: &str = "ledger.sqlite";
@@ -62,6 +80,8 @@ pub struct Options {
     /// The database file may not grow beyond this many bytes; then [`LedgerError::DiskFull`].
     /// `None`: until the disk is full.
     pub file_bytes_max: Option<u64>,
+    /// What is removed from calls and rollouts before they are written.
+    pub redaction: Option<Redaction>,
 }
 
 /// How much a ledger holds.
@@ -92,6 +112,10 @@ struct Inner {
     readers: reader::Readers,
     writer: Option<writer::Handle>,
     full: Arc<AtomicBool>,
+    recents: recent::Recents,
+    redaction: Option<Redaction>,
+    /// Number of the last body.
+    last_body: AtomicI64,
 }
 
 impl Ledger {
@@ -156,13 +180,32 @@ impl Ledger {
             return Err(LedgerError::Missing { path: file });
         }
         let readers = reader::Readers::new(file.clone());
-        readers.check()?;
+        if let Err(error) = readers.check() {
+            // An older format that nobody else has open is brought up to date, if that may be.
+            let LedgerError::Version {
+                found, expected, ..
+            } = error
+            else {
+                return Err(error);
+            };
+            if found < 1 || found > expected {
+                return Err(error);
+            }
+            let upgraded = lock::take(dir).and_then(|_lock| schema::open(&file));
+            if upgraded.is_err() {
+                return Err(error);
+            }
+            readers.check()?;
+        }
         Ok(Self {
             inner: Arc::new(Inner {
                 file,
                 readers,
                 writer: None,
                 full: Arc::default(),
+                recents: recent::Recents::default(),
+                redaction: None,
+                last_body: AtomicI64::new(0),
             }),
         })
     }
@@ -175,6 +218,7 @@ impl Ledger {
     ) -> Result<Self, LedgerError> {
         let full = Arc::<AtomicBool>::default();
         schema::limit(&file, &connection, options.file_bytes_max)?;
+        let last_body = schema::last_body(&file, &connection)?;
         let writer = writer::Handle::start(file.clone(), connection, lock, Arc::clone(&full))?;
         Ok(Self {
             inner: Arc::new(Inner {
@@ -182,6 +226,9 @@ impl Ledger {
                 file,
                 writer: Some(writer),
                 full,
+                recents: recent::Recents::default(),
+                redaction: options.redaction,
+                last_body: AtomicI64::new(last_body),
             }),
         })
     }
@@ -199,27 +246,54 @@ impl Ledger {
     }
 
     async fn put(&self, change: writer::Change) -> Result<(), LedgerError> {
+        match self.try_put(change).await {
+            Ok(()) => Ok(()),
+            Err(writer::PutError::Ledger(error)) => Err(error),
+            // Only calls have parents, and they are put elsewhere.
+            Err(writer::PutError::NoParent) => Err(LedgerError::closed(&self.inner.file)),
+        }
+    }
+
+    async fn try_put(&self, change: writer::Change) -> Result<(), writer::PutError> {
         let Some(writer) = &self.inner.writer else {
-            return Err(LedgerError::ReadOnly {
-                path: self.inner.file.clone(),
-            });
+            let path = self.inner.file.clone();
+            return Err(LedgerError::ReadOnly { path }.into());
         };
         writer.put(change).await
     }
 
     /// Saves a call, replacing the one with the same rollout and index. Returns once it survives
-    /// `kill -9` of this process (I6).
+    /// `kill -9` of this process (I6). What an earlier call of the rollout holds already is not
+    /// stored again.
     ///
     /// # Errors
     /// [`LedgerError::DiskFull`], [`LedgerError::Closed`], [`LedgerError::ReadOnly`],
     /// [`LedgerError::Stalled`], [`LedgerError::Encode`].
-    pub async fn put_call(&self, call: Call) -> Result<(), LedgerError> {
-        // Serialising and compressing a request of 100 kB takes about a millisecond: not on an
-        // async worker.
-        let row = tokio::task::spawn_blocking(move || row::encode_call(&call))
-            .await
-            .map_err(|_| LedgerError::closed(&self.inner.file))??;
-        self.put(writer::Change::Call(row)).await
+    pub async fn put_call(&self, mut call: Call) -> Result<(), LedgerError> {
+        if let Some(redaction) = &self.inner.redaction
+            && redaction.call(&mut call)
+        {
+            tracing::debug!(call = %call.id, "something was redacted");
+        }
+        let call = Arc::new(call);
+        for alone in [false, true] {
+            // Serialising and comparing a request of 100 kB takes a good part of a millisecond:
+            // not on an async worker.
+            let (inner, shared) = (Arc::clone(&self.inner), Arc::clone(&call));
+            let (row, recent) = tokio::task::spawn_blocking(move || inner.encode(&shared, alone))
+                .await
+                .map_err(|_| LedgerError::closed(&self.inner.file))??;
+            match self.try_put(writer::Change::Call(row)).await {
+                Ok(()) => {
+                    self.inner.recents.add(&call.id.rollout, recent);
+                    return Ok(());
+                }
+                Err(writer::PutError::Ledger(error)) => return Err(error),
+                // Its parent was forgotten meanwhile: once more, whole.
+                Err(writer::PutError::NoParent) => {}
+            }
+        }
+        Err(LedgerError::closed(&self.inner.file))
     }
 
     /// Replaces only the attempts of a call that is already saved: cheap, for the outcome of a
@@ -228,7 +302,11 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::put_call`].
     pub async fn put_attempts(&self, id: &CallId, attempts: &[Attempt]) -> Result<(), LedgerError> {
-        let row = row::encode_attempts(id, attempts)?;
+        let mut attempts = attempts.to_vec();
+        if let Some(redaction) = &self.inner.redaction {
+            redaction.attempts(&mut attempts);
+        }
+        let row = row::encode_attempts(id, &attempts)?;
         self.put(writer::Change::Attempts(row)).await
     }
 
@@ -236,7 +314,10 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`Ledger::put_call`].
-    pub async fn put_rollout(&self, rollout: Rollout) -> Result<(), LedgerError> {
+    pub async fn put_rollout(&self, mut rollout: Rollout) -> Result<(), LedgerError> {
+        if let Some(redaction) = &self.inner.redaction {
+            redaction.rollout(&mut rollout);
+        }
         let row = row::encode_rollout(&rollout)?;
         self.put(writer::Change::Rollout(row)).await
     }
@@ -255,6 +336,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::put_call`].
     pub async fn forget(&self, id: &RolloutId) -> Result<(), LedgerError> {
+        self.inner.recents.forget(id);
         self.put(writer::Change::Forget(id.clone())).await
     }
 
@@ -263,6 +345,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::put_call`].
     pub async fn forget_calls(&self, id: &RolloutId) -> Result<(), LedgerError> {
+        self.inner.recents.forget(id);
         self.put(writer::Change::ForgetCalls(id.clone())).await
     }
 
@@ -299,6 +382,43 @@ impl Ledger {
         self.inner.readers.calls(id)
     }
 
+    /// The calls of a rollout that can be read, by index, and what is wrong with the others.
+    ///
+    /// # Errors
+    /// [`LedgerError::Sqlite`].
+    pub fn calls_intact(
+        &self,
+        id: &RolloutId,
+    ) -> Result<(Vec<Call>, Vec<LedgerError>), LedgerError> {
+        self.inner.readers.calls_intact(id)
+    }
+
+    /// Reads everything and says what is damaged, and so lost. Takes as long as reading the file.
+    ///
+    /// # Errors
+    /// [`LedgerError::Sqlite`], and [`LedgerError::Damaged`] when not even the tables can be
+    /// listed.
+    pub fn verify(&self) -> Result<Vec<LedgerError>, LedgerError> {
+        let readers = &self.inner.readers;
+        let mut damaged: Vec<LedgerError> = readers
+            .pages()?
+            .into_iter()
+            .map(|found| readers.damaged("the file itself".to_owned(), found))
+            .collect();
+        for name in readers.ids()? {
+            let Ok(id) = RolloutId::new(name.clone()) else {
+                damaged.push(readers.damaged(format!("rollout {name}"), "its id is not valid"));
+                continue;
+            };
+            damaged.extend(readers.rollout(&id).err());
+            damaged.extend(readers.calls_intact(&id)?.1);
+        }
+        for key in readers.note_keys()? {
+            damaged.extend(readers.note(&key).err());
+        }
+        Ok(damaged)
+    }
+
     /// One call.
     ///
     /// # Errors
@@ -327,3 +447,50 @@ impl Ledger {
         }
     }
 }
+
+impl Inner {
+    /// A call as a row, against a call of the same rollout that is in the database already; `alone`
+    /// stores it whole.
+    fn encode(
+        &self,
+        call: &Call,
+        alone: bool,
+    ) -> Result<(row::CallRow, recent::Recent), LedgerError> {
+        let parts = row::parts_of(call)?;
+        let id = &call.id;
+        let number = self.last_body.fetch_add(1, Ordering::Relaxed) + 1;
+        let encode = |parent: Option<&recent::Recent>| {
+            let against = parent.map(|parent| (parent.number, &parent.parts));
+            row::encode_call(id, number, &parts, against, &call.attempts)
+        };
+        let mut parent = None;
+        if !alone {
+            parent = self
+                .recents
+                .parent(&id.rollout, call.continuation.parent, &parts);
+        }
+        let mut row = encode(parent.as_deref())?;
+        // A client that changes something early in every request shares no beginning with any
+        // call, yet most of what follows.
+        if !alone
+            && parent.is_none()
+            && row.body.len() > UNLIKE_BYTES_MIN
+            && let Some(latest) = self.recents.latest(&id.rollout)
+        {
+            let against = encode(Some(&latest))?;
+            if against.body.len() < row.body.len() / 2 {
+                (row, parent) = (against, Some(latest));
+            }
+        }
+        let recent = recent::Recent {
+            number,
+            call: id.index,
+            chain: parent.map_or(0, |parent| parent.chain + 1),
+            parts,
+        };
+        Ok((row, recent))
+    }
+}
+
+/// A body larger than this that shares no beginning with another is tried against the latest.
+const UNLIKE_BYTES_MIN: usize = 4 << 10;

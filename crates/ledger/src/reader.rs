@@ -1,13 +1,15 @@
 //! Read-only connections, a few of them kept, and the queries.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use record::{Call, CallId, Rollout, RolloutId};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::Value;
 
-use crate::row::{self, attempts_name, call_name};
+use crate::body::{self, Parts};
+use crate::row::{self, attempts_name, body_name, call_name};
 use crate::{Counts, LedgerError, schema};
 
 /// Idle connections kept; more readers at once open their own and drop it afterwards.
@@ -22,22 +24,91 @@ pub(crate) struct Readers {
 /// A call as it lies in its table.
 struct StoredCall {
     index: u32,
+    body: i64,
     attempts: String,
     attempts_sum: Vec<u8>,
+}
+
+/// A body as it lies in its table.
+struct StoredBody {
+    number: i64,
+    parent: Option<i64>,
     body: Vec<u8>,
     sum: Vec<u8>,
 }
 
-const CALL_COLUMNS: &str = "call, attempts, attempts_sum, body, sum";
-
 fn stored_call(row: &rusqlite::Row<'_>) -> rusqlite::Result<StoredCall> {
     Ok(StoredCall {
         index: row.get(0)?,
-        attempts: row.get(1)?,
-        attempts_sum: row.get(2)?,
-        body: row.get(3)?,
-        sum: row.get(4)?,
+        body: row.get(1)?,
+        attempts: row.get(2)?,
+        attempts_sum: row.get(3)?,
     })
+}
+
+fn stored_body(row: &rusqlite::Row<'_>) -> rusqlite::Result<StoredBody> {
+    Ok(StoredBody {
+        number: row.get(0)?,
+        parent: row.get(1)?,
+        body: row.get(2)?,
+        sum: row.get(3)?,
+    })
+}
+
+const CALLS: &str = "SELECT call, body, attempts, attempts_sum FROM calls WHERE rollout = ?1";
+
+/// Bodies in the order in which they were written: parents first.
+const BODIES: &str =
+    "SELECT number, parent, body, sum FROM bodies WHERE rollout = ?1 ORDER BY number";
+
+/// A body and those that it is read from, parents first.
+const CHAIN: &str = "WITH RECURSIVE chain (number, parent, body, sum) AS (
+    SELECT number, parent, body, sum FROM bodies WHERE number = ?1
+    UNION ALL
+    SELECT bodies.number, bodies.parent, bodies.body, bodies.sum
+    FROM bodies JOIN chain ON bodies.number = chain.parent
+) SELECT number, parent, body, sum FROM chain ORDER BY number";
+
+/// Bodies as they are read, each until the last one that needs it.
+struct Read {
+    parts: HashMap<i64, Result<Arc<Parts>, String>>,
+    /// Who still needs each: children, and calls.
+    wanted: HashMap<i64, usize>,
+}
+
+impl Read {
+    fn take(&mut self, number: i64) -> Result<Arc<Parts>, String> {
+        let found = self
+            .parts
+            .get(&number)
+            .cloned()
+            .unwrap_or_else(|| Err(format!("body {number} is missing")));
+        if let Some(wanted) = self.wanted.get_mut(&number) {
+            *wanted = wanted.saturating_sub(1);
+            if *wanted == 0 {
+                self.parts.remove(&number);
+            }
+        }
+        found
+    }
+}
+
+fn read_body(
+    rollout: &RolloutId,
+    stored: &StoredBody,
+    read: &mut Read,
+) -> Result<Arc<Parts>, String> {
+    let name = body_name(rollout.as_str(), stored.number, stored.parent);
+    if row::sum(&name, &stored.body) != stored.sum.as_slice() {
+        return Err("its checksum does not match".to_owned());
+    }
+    let parent = match stored.parent {
+        None => None,
+        Some(number) => Some(read.take(number).map_err(|found| {
+            format!("it is stored as a change of body {number}, and of that one: {found}")
+        })?),
+    };
+    body::decode(&stored.body, parent.as_deref()).map(Arc::new)
 }
 
 impl Readers {
@@ -75,7 +146,7 @@ impl Readers {
         Ok(found)
     }
 
-    fn damaged(&self, record: String, found: impl Into<String>) -> LedgerError {
+    pub(crate) fn damaged(&self, record: String, found: impl Into<String>) -> LedgerError {
         LedgerError::Damaged {
             path: self.file.clone(),
             record,
@@ -91,20 +162,57 @@ impl Readers {
         }
     }
 
-    fn decode_call(&self, rollout: &RolloutId, stored: &StoredCall) -> Result<Call, LedgerError> {
+    /// Reads calls one by one, in the order of their bodies.
+    fn decode_calls(
+        &self,
+        rollout: &RolloutId,
+        stored: Vec<StoredCall>,
+        bodies: Vec<StoredBody>,
+        mut take: impl FnMut(u32, Result<Call, LedgerError>) -> Result<(), LedgerError>,
+    ) -> Result<(), LedgerError> {
+        let mut read = Read {
+            parts: HashMap::new(),
+            wanted: HashMap::new(),
+        };
+        for parent in bodies.iter().filter_map(|body| body.parent) {
+            *read.wanted.entry(parent).or_default() += 1;
+        }
+        let mut of_body: HashMap<i64, StoredCall> = HashMap::new();
+        for call in stored {
+            *read.wanted.entry(call.body).or_default() += 1;
+            of_body.insert(call.body, call);
+        }
+        for stored in bodies {
+            let parts = read_body(rollout, &stored, &mut read);
+            read.parts.insert(stored.number, parts);
+            let Some(call) = of_body.remove(&stored.number) else {
+                continue;
+            };
+            let parts = read.take(stored.number);
+            take(call.index, self.decode_call(rollout, &call, parts))?;
+        }
+        for (number, call) in of_body {
+            let parts = Err(format!("body {number} is missing"));
+            take(call.index, self.decode_call(rollout, &call, parts))?;
+        }
+        Ok(())
+    }
+
+    fn decode_call(
+        &self,
+        rollout: &RolloutId,
+        stored: &StoredCall,
+        parts: Result<Arc<Parts>, String>,
+    ) -> Result<Call, LedgerError> {
         let id = CallId {
             rollout: rollout.clone(),
             index: stored.index,
         };
-        self.verify(&call_name(&id), &stored.body, &stored.sum)?;
-        self.verify(
-            &attempts_name(&id),
-            stored.attempts.as_bytes(),
-            &stored.attempts_sum,
-        )?;
         let name = call_name(&id);
-        row::decode_call(id, &stored.body, &stored.attempts)
-            .map_err(|found| self.damaged(name, found))
+        let parts = parts.map_err(|found| self.damaged(name.clone(), found))?;
+        let attempts = stored.attempts.as_bytes();
+        self.verify(&attempts_name(&id), attempts, &stored.attempts_sum)?;
+        row::decode_call(id, &parts, &stored.attempts).map_err(|found| self.damaged(name, found))
     }
 
     fn decode_rollout(&self, id: &str, body: &[u8], sum: &[u8]) -> Result<Rollout, LedgerError> {
@@ -176,33 +284,108 @@ impl Readers {
             .collect()
     }
 
-    pub(crate) fn calls(&self, id: &RolloutId) -> Result<Vec<Call>, LedgerError> {
-        let found = self.with(|connection| {
-            connection
-                .prepare_cached(&format!(
-                    "SELECT {CALL_COLUMNS} FROM calls WHERE rollout = ?1 ORDER BY call"
-                ))?
+    /// The calls and bodies of a rollout, from one moment.
+    fn stored(&self, id: &RolloutId) -> Result<(Vec<StoredCall>, Vec<StoredBody>), LedgerError> {
+        self.with(|connection| {
+            let transaction = connection.unchecked_transaction()?;
+            let calls = transaction
+                .prepare_cached(CALLS)?
                 .query_map(params![id.as_str()], stored_call)?
-                .collect::<rusqlite::Result<Vec<_>>>()
+                .collect::<rusqlite::Result<Vec<_>>>()?;
+            let bodies = transaction
+                .prepare_cached(BODIES)?
+                .query_map(params![id.as_str()], stored_body)?
+                .collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok((calls, bodies))
+        })
+    }
+
+    pub(crate) fn calls(&self, id: &RolloutId) -> Result<Vec<Call>, LedgerError> {
+        let (intact, mut damaged) = self.calls_intact(id)?;
+        match damaged.is_empty() {
+            true => Ok(intact),
+            false => Err(damaged.swap_remove(0)),
+        }
+    }
+
+    pub(crate) fn calls_intact(
+        &self,
+        id: &RolloutId,
+    ) -> Result<(Vec<Call>, Vec<LedgerError>), LedgerError> {
+        let (stored, bodies) = self.stored(id)?;
+        let mut intact = Vec::with_capacity(stored.len());
+        let mut damaged = Vec::new();
+        self.decode_calls(id, stored, bodies, |index, call| {
+            match call {
+                Ok(call) => intact.push(call),
+                Err(error) => damaged.push((index, error)),
+            }
+            Ok(())
         })?;
-        found
-            .iter()
-            .map(|stored| self.decode_call(id, stored))
-            .collect()
+        intact.sort_by_key(|call| call.id.index);
+        damaged.sort_by_key(|(index, _)| *index);
+        Ok((
+            intact,
+            damaged.into_iter().map(|(_, error)| error).collect(),
+        ))
     }
 
     pub(crate) fn call(&self, id: &CallId) -> Result<Option<Call>, LedgerError> {
         let found = self.with(|connection| {
-            connection
-                .prepare_cached(&format!(
-                    "SELECT {CALL_COLUMNS} FROM calls WHERE rollout = ?1 AND call = ?2"
-                ))?
+            let transaction = connection.unchecked_transaction()?;
+            let call = transaction
+                .prepare_cached(&format!("{CALLS} AND call = ?2"))?
                 .query_row(params![id.rollout.as_str(), id.index], stored_call)
-                .optional()
+                .optional()?;
+            let Some(call) = call else { return Ok(None) };
+            let chain = transaction
+                .prepare_cached(CHAIN)?
+                .query_map(params![call.body], stored_body)?
+                .collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(Some((call, chain)))
         })?;
-        found
-            .map(|stored| self.decode_call(&id.rollout, &stored))
-            .transpose()
+        let Some((call, chain)) = found else {
+            return Ok(None);
+        };
+        let mut result = None;
+        self.decode_calls(&id.rollout, vec![call], chain, |_, call| {
+            result = Some(call?);
+            Ok(())
+        })?;
+        Ok(result)
+    }
+
+    /// Ids of all rollouts that have a record of any kind.
+    pub(crate) fn ids(&self) -> Result<Vec<String>, LedgerError> {
+        self.with(|connection| {
+            connection
+                .prepare_cached(
+                    "SELECT id FROM rollouts UNION SELECT rollout FROM calls ORDER BY 1",
+                )?
+                .query_map([], |row| row.get(0))?
+                .collect()
+        })
+    }
+
+    /// Keys of all notes.
+    pub(crate) fn note_keys(&self) -> Result<Vec<String>, LedgerError> {
+        self.with(|connection| {
+            connection
+                .prepare_cached("SELECT key FROM notes ORDER BY key")?
+                .query_map([], |row| row.get(0))?
+                .collect()
+        })
+    }
+
+    /// What SQLite finds wrong with its own pages.
+    pub(crate) fn pages(&self) -> Result<Vec<String>, LedgerError> {
+        self.with(|connection| {
+            connection
+                .prepare("PRAGMA quick_check")?
+                .query_map([], |row| row.get::<_, String>(0))?
+                .filter(|found| !matches!(found, Ok(text) if text == "ok"))
+                .collect()
+        })
     }
 
     pub(crate) fn counts(&self) -> Result<Counts, LedgerError> {

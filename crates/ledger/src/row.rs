@@ -1,19 +1,8 @@
-//! Records as bytes and back.
-//!
-//! A call's `body` is one zstd frame (level 1) around:
-//!
-//! ```text
-//! u32 length, JSON of everything but attempts and the four arrays below
-//! u32 count, u32 × count   prompt ids
-//! u32 count, u32 × count   generated ids
-//! u32 count, f32 × count   log-probabilities, model
-//! u32 count, f32 × count   log-probabilities, sampled
-//! ```
-//!
-//! all little-endian; a call without a generation has three empty arrays and `null` in the JSON.
-//! `attempts` is JSON of its own, because it changes after the reply was delivered. Every sum is
-//! the first 16 bytes of SHA-256 over the record's name and its stored bytes, so that a record that
-//! was moved is noticed like one that was changed.
+//! Records as rows and back. A call is an entry of `calls`, which says which body is its own, and a
+//! body ([`crate::body`]). `attempts` is JSON of its own, because it changes after the reply was
+//! delivered. Every sum is the first 16 bytes of SHA-256 over the record's name and its stored
+//! bytes, so that a record that was moved is noticed like one that was changed; the name of a body
+//! holds its parent.
 
 use record::{
     Attempt, Call, CallId, Continuation, Conversation, Dialect, FinishReason, Generation, Message,
@@ -24,9 +13,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::LedgerError;
-
-/// Largest body after decompression, in bytes: what a damaged length cannot exceed.
-const BODY_BYTES_MAX: usize = 1 << 30;
+use crate::body::{self, Parts};
 
 pub(crate) const SUM_BYTES: usize = 16;
 pub(crate) type Sum = [u8; SUM_BYTES];
@@ -34,6 +21,8 @@ pub(crate) type Sum = [u8; SUM_BYTES];
 /// A call ready to be written.
 #[derive(Debug)]
 pub(crate) struct CallRow {
+    pub(crate) number: i64,
+    pub(crate) parent: Option<i64>,
     pub(crate) body: Vec<u8>,
     pub(crate) sum: Sum,
     pub(crate) attempts: AttemptsRow,
@@ -78,12 +67,11 @@ pub(crate) fn sum(name: &str, bytes: &[u8]) -> Sum {
 }
 
 #[derive(Serialize)]
-struct BodyOut<'a> {
+struct RestOut<'a> {
+    call: u32,
     dialect: Dialect,
-    request: &'a Value,
     headers: &'a [(String, String)],
     digest: &'a str,
-    conversation: &'a Conversation,
     continuation: &'a Continuation,
     sampling: &'a Sampling,
     generation: Option<GenerationOut<'a>>,
@@ -100,12 +88,11 @@ struct GenerationOut<'a> {
 }
 
 #[derive(Deserialize)]
-struct BodyIn {
+struct RestIn {
+    call: u32,
     dialect: Dialect,
-    request: Value,
     headers: Vec<(String, String)>,
     digest: String,
-    conversation: Conversation,
     continuation: Continuation,
     sampling: Sampling,
     generation: Option<GenerationIn>,
@@ -129,6 +116,14 @@ pub(crate) fn attempts_name(id: &CallId) -> String {
     format!("attempts of call {id}")
 }
 
+/// The name of a body, for its checksum.
+pub(crate) fn body_name(rollout: &str, number: i64, parent: Option<i64>) -> String {
+    match parent {
+        Some(parent) => format!("body {number} of {rollout} on {parent}"),
+        None => format!("body {number} of {rollout}"),
+    }
+}
+
 fn unstorable(record: String, found: impl std::fmt::Display) -> LedgerError {
     LedgerError::Encode {
         record,
@@ -136,8 +131,9 @@ fn unstorable(record: String, found: impl std::fmt::Display) -> LedgerError {
     }
 }
 
-pub(crate) fn encode_call(call: &Call) -> Result<CallRow, LedgerError> {
-    // Taken apart field by field, so that a new field of `Call` cannot be forgotten here.
+/// Takes a call apart. Its attempts are stored beside it.
+pub(crate) fn parts_of(call: &Call) -> Result<Parts, LedgerError> {
+    // Field by field, so that a new field of `Call` cannot be forgotten here.
     let Call {
         id,
         dialect,
@@ -152,14 +148,14 @@ pub(crate) fn encode_call(call: &Call) -> Result<CallRow, LedgerError> {
         raw_text,
         reply,
         parse_failed,
-        attempts,
+        attempts: _,
     } = call;
-    let json = serde_json::to_vec(&BodyOut {
+    let failed = |found: serde_json::Error| unstorable(call_name(id), found);
+    let rest = RestOut {
+        call: id.index,
         dialect: *dialect,
-        request,
         headers,
         digest,
-        conversation,
         continuation,
         sampling,
         generation: generation.as_ref().map(|generation| GenerationOut {
@@ -170,44 +166,39 @@ pub(crate) fn encode_call(call: &Call) -> Result<CallRow, LedgerError> {
         raw_text,
         reply,
         parse_failed: *parse_failed,
-    })
-    .map_err(|found| unstorable(call_name(id), found))?;
-
-    let mut plain = Vec::with_capacity(json.len() + 4 * prompt_ids.len() + 64);
-    let fits = |count: usize| {
-        u32::try_from(count).map_err(|_| unstorable(call_name(id), "longer than 4 GiB"))
     };
-    plain.extend_from_slice(&fits(json.len())?.to_le_bytes());
-    plain.extend_from_slice(&json);
-    let mut array = |count: usize, bytes: &mut dyn Iterator<Item = [u8; 4]>| {
-        fits(count).map(|count| {
-            plain.extend_from_slice(&count.to_le_bytes());
-            bytes.for_each(|word| plain.extend_from_slice(&word));
-        })
+    let mut parts = Parts {
+        request: serde_json::to_vec(request).map_err(failed)?,
+        conversation: serde_json::to_vec(conversation).map_err(failed)?,
+        prompt: prompt_ids.clone(),
+        rest: serde_json::to_vec(&rest).map_err(failed)?,
+        ..Parts::default()
     };
-    let ids = |ids: &[u32]| -> Vec<[u8; 4]> { ids.iter().map(|id| id.to_le_bytes()).collect() };
-    let floats =
-        |values: &[f32]| -> Vec<[u8; 4]> { values.iter().map(|v| v.to_le_bytes()).collect() };
-    array(prompt_ids.len(), &mut ids(prompt_ids).into_iter())?;
     if let Some(generation) = generation {
-        for words in [
-            ids(&generation.token_ids),
-            floats(&generation.logprobs_model),
-            floats(&generation.logprobs_sampled),
-        ] {
-            array(words.len(), &mut words.into_iter())?;
-        }
-    } else {
-        for _ in 0..3 {
-            array(0, &mut std::iter::empty())?;
-        }
+        parts.output.clone_from(&generation.token_ids);
+        parts.logprobs_model.clone_from(&generation.logprobs_model);
+        parts
+            .logprobs_sampled
+            .clone_from(&generation.logprobs_sampled);
     }
-    if plain.len() > BODY_BYTES_MAX {
-        return Err(unstorable(call_name(id), "longer than 1 GiB"));
-    }
-    let body = zstd::bulk::compress(&plain, 1).map_err(|found| unstorable(call_name(id), found))?;
+    Ok(parts)
+}
+
+/// Makes the row of a call, stored against `parent` if there is one.
+pub(crate) fn encode_call(
+    id: &CallId,
+    number: i64,
+    parts: &Parts,
+    parent: Option<(i64, &Parts)>,
+    attempts: &[Attempt],
+) -> Result<CallRow, LedgerError> {
+    let body = body::encode(parts, parent.map(|(_, parts)| parts))
+        .map_err(|found| unstorable(call_name(id), found))?;
+    let parent = parent.map(|(number, _)| number);
     Ok(CallRow {
-        sum: sum(&call_name(id), &body),
+        number,
+        parent,
+        sum: sum(&body_name(id.rollout.as_str(), number, parent), &body),
         body,
         attempts: encode_attempts(id, attempts)?,
     })
@@ -226,83 +217,38 @@ pub(crate) fn encode_attempts(
     })
 }
 
-/// Reads a body back. The sum was checked before, so an error here means that the bytes are what
-/// was written but not what this program writes.
-pub(crate) fn decode_call(id: CallId, body: &[u8], attempts: &str) -> Result<Call, String> {
-    let plain = zstd::bulk::decompress(body, decompressed_len(body)?)
-        .map_err(|found| format!("zstd: {found}"))?;
-    let mut rest = plain.as_slice();
-    let json_len = take_u32(&mut rest)? as usize;
-    let json = take(&mut rest, json_len)?;
-    let body: BodyIn = serde_json::from_slice(json).map_err(|found| found.to_string())?;
-    let prompt_ids = take_words(&mut rest, u32::from_le_bytes)?;
-    let token_ids = take_words(&mut rest, u32::from_le_bytes)?;
-    let logprobs_model = take_words(&mut rest, f32::from_le_bytes)?;
-    let logprobs_sampled = take_words(&mut rest, f32::from_le_bytes)?;
-    if !rest.is_empty() {
-        return Err(format!("{} bytes too many", rest.len()));
+/// Puts a call together again. The sums were checked before, so an error here means that the
+/// bytes are what was written but not what this program writes.
+pub(crate) fn decode_call(id: CallId, parts: &Parts, attempts: &str) -> Result<Call, String> {
+    let failed = |found: serde_json::Error| found.to_string();
+    let rest: RestIn = serde_json::from_slice(&parts.rest).map_err(failed)?;
+    if rest.call != id.index {
+        return Err(format!("its body is that of call {}", rest.call));
     }
     Ok(Call {
         id,
-        dialect: body.dialect,
-        request: body.request,
-        headers: body.headers,
-        digest: body.digest,
-        conversation: body.conversation,
-        prompt_ids,
-        continuation: body.continuation,
-        sampling: body.sampling,
-        generation: body.generation.map(|generation| Generation {
-            token_ids,
-            logprobs_model,
-            logprobs_sampled,
+        dialect: rest.dialect,
+        request: serde_json::from_slice::<Value>(&parts.request).map_err(failed)?,
+        headers: rest.headers,
+        digest: rest.digest,
+        conversation: serde_json::from_slice::<Conversation>(&parts.conversation)
+            .map_err(failed)?,
+        prompt_ids: parts.prompt.clone(),
+        continuation: rest.continuation,
+        sampling: rest.sampling,
+        generation: rest.generation.map(|generation| Generation {
+            token_ids: parts.output.clone(),
+            logprobs_model: parts.logprobs_model.clone(),
+            logprobs_sampled: parts.logprobs_sampled.clone(),
             policy: generation.policy,
             finish: generation.finish,
             cached_tokens: generation.cached_tokens,
         }),
-        raw_text: body.raw_text,
-        reply: body.reply,
-        parse_failed: body.parse_failed,
-        attempts: serde_json::from_str(attempts).map_err(|found| found.to_string())?,
+        raw_text: rest.raw_text,
+        reply: rest.reply,
+        parse_failed: rest.parse_failed,
+        attempts: serde_json::from_str(attempts).map_err(failed)?,
     })
-}
-
-fn decompressed_len(body: &[u8]) -> Result<usize, String> {
-    match zstd::zstd_safe::get_frame_content_size(body) {
-        Ok(Some(len)) if len <= BODY_BYTES_MAX as u64 => {
-            usize::try_from(len).map_err(|found| found.to_string())
-        }
-        other => Err(format!("zstd frame says its size is {other:?}")),
-    }
-}
-
-fn take<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8], String> {
-    match rest.split_at_checked(len) {
-        Some((head, tail)) => {
-            *rest = tail;
-            Ok(head)
-        }
-        None => Err(format!("expected {len} more bytes, found {}", rest.len())),
-    }
-}
-
-fn take_u32(rest: &mut &[u8]) -> Result<u32, String> {
-    let bytes = take(rest, 4)?;
-    bytes
-        .try_into()
-        .map(u32::from_le_bytes)
-        .map_err(|_| "expected 4 bytes".to_owned())
-}
-
-fn take_words<T>(rest: &mut &[u8], word: fn([u8; 4]) -> T) -> Result<Vec<T>, String> {
-    let count = take_u32(rest)? as usize;
-    let bytes = take(rest, count.saturating_mul(4))?;
-    Ok(bytes
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .map(|chunk| word(*chunk))
-        .collect())
 }
 
 pub(crate) fn encode_rollout(rollout: &Rollout) -> Result<RolloutRow, LedgerError> {

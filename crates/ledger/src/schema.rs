@@ -8,7 +8,10 @@ use rusqlite::{Connection, OpenFlags};
 use crate::LedgerError;
 
 /// Version of the format, in `PRAGMA user_version`.
-pub(crate) const VERSION: i64 = 1;
+///
+/// - 1: bodies were whole and lay in `calls`. [`crate::migrate`] reads them.
+/// - 2: bodies are changes against earlier ones, in a table of their own.
+pub(crate) const VERSION: i64 = 2;
 /// "Espl", in `PRAGMA application_id`: other SQLite files are refused.
 const APPLICATION: i64 = 0x4573_706c;
 const PAGE_BYTES: u64 = 8192;
@@ -31,20 +34,31 @@ CREATE TABLE labels (
     PRIMARY KEY (name, value, rollout)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX labels_by_rollout ON labels (rollout);
-CREATE TABLE calls (
-    number INTEGER PRIMARY KEY,
-    rollout TEXT NOT NULL,
-    call INTEGER NOT NULL,
-    attempts TEXT NOT NULL,
-    attempts_sum BLOB NOT NULL,
-    body BLOB NOT NULL,
-    sum BLOB NOT NULL,
-    UNIQUE (rollout, call)
-) STRICT;
 CREATE TABLE notes (
     key TEXT PRIMARY KEY,
     body BLOB NOT NULL,
     sum BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+";
+
+/// The tables that version 2 brought.
+pub(crate) const CALLS: &str = "
+CREATE TABLE bodies (
+    number INTEGER PRIMARY KEY,
+    rollout TEXT NOT NULL,
+    parent INTEGER,
+    body BLOB NOT NULL,
+    sum BLOB NOT NULL
+) STRICT;
+CREATE INDEX bodies_by_rollout ON bodies (rollout, number);
+CREATE INDEX bodies_by_parent ON bodies (parent) WHERE parent IS NOT NULL;
+CREATE TABLE calls (
+    rollout TEXT NOT NULL,
+    call INTEGER NOT NULL,
+    body INTEGER NOT NULL,
+    attempts TEXT NOT NULL,
+    attempts_sum BLOB NOT NULL,
+    PRIMARY KEY (rollout, call)
 ) STRICT, WITHOUT ROWID;
 ";
 
@@ -53,7 +67,7 @@ pub(crate) fn create(file: &Path) -> Result<Connection, LedgerError> {
     let made = connect(file).and_then(|connection| {
         connection
             .execute_batch(&format!(
-                "BEGIN; {TABLES} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
+                "BEGIN; {TABLES} {CALLS} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
             ))
             .map_err(|source| LedgerError::sqlite(file, source))?;
         Ok(connection)
@@ -65,9 +79,12 @@ pub(crate) fn create(file: &Path) -> Result<Connection, LedgerError> {
     made
 }
 
-/// Opens a database for writing and checks that it is ours.
+/// Opens a database for writing, checks that it is ours and brings it to the current version.
 pub(crate) fn open(file: &Path) -> Result<Connection, LedgerError> {
-    let connection = connect(file)?;
+    let mut connection = connect(file)?;
+    if version(file, &connection)? == 1 {
+        crate::migrate::from_1(file, &mut connection)?;
+    }
     check(file, &connection)?;
     Ok(connection)
 }
@@ -87,6 +104,15 @@ fn connect(file: &Path) -> Result<Connection, LedgerError> {
         ))
         .map_err(sqlite)?;
     Ok(connection)
+}
+
+/// Number of the last body, 0 without any.
+pub(crate) fn last_body(file: &Path, connection: &Connection) -> Result<i64, LedgerError> {
+    connection
+        .query_row("SELECT coalesce(max(number), 0) FROM bodies", [], |row| {
+            row.get(0)
+        })
+        .map_err(|source| LedgerError::sqlite(file, source))
 }
 
 /// Sets the limit on growth.
@@ -156,16 +182,21 @@ fn uri_path(file: &Path) -> String {
         .collect()
 }
 
-fn check(file: &Path, connection: &Connection) -> Result<(), LedgerError> {
+/// Version of the format; -1 when it is not ours.
+fn version(file: &Path, connection: &Connection) -> Result<i64, LedgerError> {
     let pragma = |name: &str| {
         connection
             .query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0))
             .map_err(|source| LedgerError::sqlite(file, source))
     };
-    let found = match pragma("application_id")? {
-        APPLICATION => pragma("user_version")?,
-        _ => -1,
-    };
+    match pragma("application_id")? {
+        APPLICATION => pragma("user_version"),
+        _ => Ok(-1),
+    }
+}
+
+fn check(file: &Path, connection: &Connection) -> Result<(), LedgerError> {
+    let found = version(file, connection)?;
     if found == VERSION {
         Ok(())
     } else {

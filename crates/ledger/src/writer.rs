@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::row::{AttemptsRow, CallRow, NoteRow, RolloutRow};
@@ -23,6 +23,8 @@ pub(crate) enum Change {
     Note(NoteRow),
     Forget(record::RolloutId),
     ForgetCalls(record::RolloutId),
+    /// All calls of a rollout anew.
+    Rewrite(record::RolloutId, Vec<CallRow>),
 }
 
 impl Change {
@@ -32,8 +34,38 @@ impl Change {
             Self::Attempts(row) => row.attempts.len(),
             Self::Rollout(row) => row.body.len(),
             Self::Note(row) => row.body.len(),
+            Self::Rewrite(_, rows) => rows
+                .iter()
+                .map(|row| row.body.len() + row.attempts.attempts.len())
+                .sum(),
             Self::Forget(_) | Self::ForgetCalls(_) => 0,
         }
+    }
+}
+
+/// Why a change was not written.
+#[derive(Debug)]
+pub(crate) enum PutError {
+    Ledger(LedgerError),
+    /// The body that the call is stored against is gone: store it whole.
+    NoParent,
+}
+
+impl From<LedgerError> for PutError {
+    fn from(error: LedgerError) -> Self {
+        Self::Ledger(error)
+    }
+}
+
+/// The same while the file's name is not at hand.
+enum Refused {
+    Sqlite(rusqlite::Error),
+    NoParent,
+}
+
+impl From<rusqlite::Error> for Refused {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
     }
 }
 
@@ -42,7 +74,7 @@ struct Put {
     change: Change,
     // Held until the change is written: bounds the bytes in the queue.
     _room: OwnedSemaphorePermit,
-    done: oneshot::Sender<Result<(), LedgerError>>,
+    done: oneshot::Sender<Result<(), PutError>>,
 }
 
 /// The end of the queue that callers hold.
@@ -82,7 +114,7 @@ impl Handle {
         })
     }
 
-    pub(crate) async fn put(&self, change: Change) -> Result<(), LedgerError> {
+    pub(crate) async fn put(&self, change: Change) -> Result<(), PutError> {
         let closed = || LedgerError::closed(&self.file);
         let queue = self
             .queue
@@ -110,10 +142,10 @@ impl Handle {
         tokio::time::timeout(Duration::from_secs(PUT_TIMEOUT_S), put)
             .await
             .unwrap_or_else(|_| {
-                Err(LedgerError::Stalled {
+                Err(PutError::Ledger(LedgerError::Stalled {
                     path: self.file.clone(),
                     seconds: PUT_TIMEOUT_S,
-                })
+                }))
             })
     }
 
@@ -173,11 +205,17 @@ fn run(
         }
         // Somebody's record does not go in. The others must not suffer: one by one.
         for put in batch.drain(..) {
-            let result = commit(&mut connection, std::iter::once(&put.change))
-                .map_err(|source| LedgerError::sqlite(file, source));
+            let result = commit(&mut connection, std::iter::once(&put.change)).map_err(|refused| {
+                match refused {
+                    Refused::Sqlite(source) => PutError::Ledger(LedgerError::sqlite(file, source)),
+                    Refused::NoParent => PutError::NoParent,
+                }
+            });
             match &result {
                 Ok(()) => full.store(false, Ordering::Relaxed),
-                Err(LedgerError::DiskFull { .. }) => full.store(true, Ordering::Relaxed),
+                Err(PutError::Ledger(LedgerError::DiskFull { .. })) => {
+                    full.store(true, Ordering::Relaxed);
+                }
                 Err(_) => {}
             }
             let _ = put.done.send(result);
@@ -188,33 +226,17 @@ fn run(
 fn commit<'a>(
     connection: &mut Connection,
     changes: impl Iterator<Item = &'a Change>,
-) -> rusqlite::Result<()> {
+) -> Result<(), Refused> {
     let transaction = connection.transaction()?;
     for change in changes {
         apply(&transaction, change)?;
     }
-    transaction.commit()
+    Ok(transaction.commit()?)
 }
 
-fn apply(connection: &Connection, change: &Change) -> rusqlite::Result<()> {
+fn apply(connection: &Connection, change: &Change) -> Result<(), Refused> {
     match change {
-        Change::Call(row) => {
-            connection
-                .prepare_cached(
-                    "INSERT INTO calls (rollout, call, attempts, attempts_sum, body, sum)
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-                     ON CONFLICT (rollout, call) DO UPDATE SET
-                     attempts = ?3, attempts_sum = ?4, body = ?5, sum = ?6",
-                )?
-                .execute(params![
-                    row.attempts.id.rollout.as_str(),
-                    row.attempts.id.index,
-                    row.attempts.attempts,
-                    row.attempts.sum,
-                    row.body,
-                    row.sum,
-                ])?;
-        }
+        Change::Call(row) => put_call(connection, row)?,
         Change::Attempts(row) => {
             connection
                 .prepare_cached(
@@ -261,6 +283,12 @@ fn apply(connection: &Connection, change: &Change) -> rusqlite::Result<()> {
                 .execute(params![row.key, row.body, row.sum])?;
         }
         Change::ForgetCalls(id) => forget_calls(connection, id)?,
+        Change::Rewrite(id, rows) => {
+            forget_calls(connection, id)?;
+            for row in rows {
+                put_call(connection, row)?;
+            }
+        }
         Change::Forget(id) => {
             forget_calls(connection, id)?;
             for statement in [
@@ -276,9 +304,60 @@ fn apply(connection: &Connection, change: &Change) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn forget_calls(connection: &Connection, id: &record::RolloutId) -> rusqlite::Result<()> {
+fn put_call(connection: &Connection, row: &CallRow) -> Result<(), Refused> {
+    let (rollout, call) = (row.attempts.id.rollout.as_str(), row.attempts.id.index);
+    if let Some(parent) = row.parent {
+        // The call that it was made against may have been forgotten meanwhile.
+        let there = connection
+            .prepare_cached("SELECT 1 FROM bodies WHERE number = ?1 AND rollout = ?2")?
+            .exists(params![parent, rollout])?;
+        if !there {
+            return Err(Refused::NoParent);
+        }
+    }
+    let before = connection
+        .prepare_cached("SELECT body FROM calls WHERE rollout = ?1 AND call = ?2")?
+        .query_row(params![rollout, call], |row| row.get::<_, i64>(0))
+        .optional()?;
     connection
-        .prepare_cached("DELETE FROM calls WHERE rollout = ?1")?
-        .execute(params![id.as_str()])?;
+        .prepare_cached(
+            "INSERT INTO bodies (number, rollout, parent, body, sum) VALUES (?1, ?2, ?3, ?4, ?5)",
+        )?
+        .execute(params![row.number, rollout, row.parent, row.body, row.sum])?;
+    connection
+        .prepare_cached(
+            "INSERT INTO calls (rollout, call, body, attempts, attempts_sum)
+             VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (rollout, call) DO UPDATE SET
+             body = ?3, attempts = ?4, attempts_sum = ?5",
+        )?
+        .execute(params![
+            rollout,
+            call,
+            row.number,
+            row.attempts.attempts,
+            row.attempts.sum,
+        ])?;
+    if let Some(before) = before {
+        // Others may be stored against it; then it stays until the rollout is forgotten.
+        connection
+            .prepare_cached(
+                "DELETE FROM bodies WHERE number = ?1
+                 AND NOT EXISTS (SELECT 1 FROM bodies WHERE parent = ?1)",
+            )?
+            .execute(params![before])?;
+    }
+    Ok(())
+}
+
+fn forget_calls(connection: &Connection, id: &record::RolloutId) -> rusqlite::Result<()> {
+    for statement in [
+        "DELETE FROM calls WHERE rollout = ?1",
+        "DELETE FROM bodies WHERE rollout = ?1",
+    ] {
+        connection
+            .prepare_cached(statement)?
+            .execute(params![id.as_str()])?;
+    }
     Ok(())
 }

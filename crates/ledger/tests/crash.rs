@@ -94,5 +94,5 @@ fn acknowledged_calls_survive_kill_9() {
 #[test]
 #[ignore = "long"]
 fn acknowledged_calls_survive_kill_9_many_times() {
-    kill_at_random_moments(100);
+    kill_at_random_moments(500);
 }

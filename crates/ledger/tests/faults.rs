@@ -93,6 +93,7 @@ async fn a_full_disk_loses_nothing_that_was_saved_and_ends_when_there_is_room() 
     let dir = tempfile::tempdir().unwrap();
     let options = Options {
         file_bytes_max: Some(256 << 10),
+        ..Options::default()
     };
     let ledger = Ledger::create_with(dir.path(), options).unwrap();
     let mut saved = Vec::new();
@@ -152,9 +153,9 @@ async fn damage_is_named_and_stays_local() {
     let raw = rusqlite::Connection::open(dir.path().join(FILE_NAME)).unwrap();
     let changes = [
         // one bit of a body; the attempts; a body that belongs to another call
-        "UPDATE calls SET body = CAST(substr(body, 1, 40) || x'00' || substr(body, 42) AS BLOB) WHERE rollout = 'r1' AND call = 1",
+        "UPDATE bodies SET body = CAST(substr(body, 1, 40) || x'00' || substr(body, 42) AS BLOB) WHERE number = (SELECT body FROM calls WHERE rollout = 'r1' AND call = 1)",
         "UPDATE calls SET attempts = '[]' WHERE rollout = 'r1' AND call = 2",
-        "UPDATE calls SET body = (SELECT body FROM calls WHERE rollout = 'r1' AND call = 0), sum = (SELECT sum FROM calls WHERE rollout = 'r1' AND call = 0) WHERE rollout = 'r1' AND call = 3",
+        "UPDATE calls SET body = (SELECT body FROM calls WHERE rollout = 'r1' AND call = 0) WHERE rollout = 'r1' AND call = 3",
         "UPDATE rollouts SET body = CAST(replace(CAST(body AS TEXT), 'task-1', 'task-2') AS BLOB) WHERE id = 'r1'",
         "UPDATE notes SET body = CAST('2' AS BLOB)",
     ];

@@ -1,14 +1,18 @@
 //! What kind of call each call is, which conversation it belongs to, and which call it carries
 //! on. No harness is known by name: only prefixes, tools, and who quotes whom.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use record::{Call, Message, Role};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::digest::Digest;
-use crate::tree::Place;
+use crate::digest::{Digest, Histories};
+use crate::fork::ForkCause;
+use crate::link::Links;
+use crate::quote::Quotes;
+use crate::tree::{Place, Tree};
+use crate::unspoken;
 
 /// A text shorter than this (bytes) is too common to prove that one call quotes another.
 const QUOTE_BYTES_MIN: usize = 24;
@@ -61,15 +65,6 @@ fn text_of(message: &Message) -> String {
     message.text_content().trim().to_owned()
 }
 
-/// The messages of a conversation's opening that could quote somebody: everything but what the
-/// model said, unless `replies` too.
-fn quotes(call: &Call, quoted: &str, replies: bool) -> bool {
-    quoted.len() >= QUOTE_BYTES_MIN
-        && call.conversation.messages.iter().any(|message| {
-            (replies || message.role != Role::Assistant) && message.text_content().contains(quoted)
-        })
-}
-
 fn string_leaves<'a>(value: &'a Value, leaves: &mut Vec<&'a str>) {
     match value {
         Value::String(text) => leaves.push(text),
@@ -79,24 +74,57 @@ fn string_leaves<'a>(value: &'a Value, leaves: &mut Vec<&'a str>) {
     }
 }
 
-/// Whether a tool call of `parent` holds what `child` was asked: a quarter of the child's first
-/// message at least.
-fn spawned(parent: &Call, child: &Call) -> bool {
-    let Some(first) = first_message(child).map(text_of) else {
-        return false;
-    };
-    parent.reply.iter().any(|reply| {
-        reply.tool_calls.iter().any(|tool_call| {
+/// What earlier calls said, ready to be found in what later calls were sent.
+struct Said {
+    /// Texts of replies, by place.
+    replies: Quotes<u8>,
+    /// Texts in the arguments of tool calls, by place.
+    arguments: Quotes<u8>,
+}
+
+impl Said {
+    fn new(calls: &[&Call]) -> Self {
+        let mut said = Self {
+            replies: Quotes::new(QUOTE_BYTES_MIN),
+            arguments: Quotes::new(QUOTE_BYTES_MIN),
+        };
+        for (at, call) in calls.iter().enumerate() {
+            let Some(reply) = &call.reply else { continue };
+            said.replies.add(at, text_of(reply).as_bytes());
             let mut leaves = Vec::new();
-            string_leaves(&tool_call.arguments, &mut leaves);
-            leaves.iter().any(|leaf| {
-                let leaf = leaf.trim();
-                leaf.len() >= QUOTE_BYTES_MIN
-                    && leaf.len() * 4 >= first.len()
-                    && first.contains(leaf)
-            })
+            for tool_call in &reply.tool_calls {
+                string_leaves(&tool_call.arguments, &mut leaves);
+            }
+            for leaf in leaves {
+                said.arguments.add(at, leaf.trim().as_bytes());
+            }
+        }
+        said
+    }
+
+    /// The latest call before `before` whose whole reply one of the messages quotes.
+    fn quoted(
+        &self,
+        messages: &[Message],
+        before: usize,
+        accept: impl Fn(&Message, usize) -> bool,
+    ) -> Option<usize> {
+        let latest = |message: &Message| {
+            let text = message.text_content();
+            self.replies
+                .latest(text.as_bytes(), before, |_, owner| accept(message, owner))
+        };
+        messages.iter().filter_map(latest).max()
+    }
+
+    /// The latest call before `at` with a tool call that holds what the call `at` was asked: a
+    /// quarter of its first message at least.
+    fn spawner(&self, calls: &[&Call], at: usize) -> Option<usize> {
+        let first = text_of(first_message(calls[at])?);
+        self.arguments.latest(first.as_bytes(), at, |leaf, _| {
+            leaf.len() * 4 >= first.len()
         })
-    })
+    }
 }
 
 fn first_message(call: &Call) -> Option<&Message> {
@@ -135,248 +163,268 @@ fn main_family(families: &[Family], digests: &[Digest]) -> usize {
     with_tools.or_else(goes_on).unwrap_or(0)
 }
 
+/// What a family is.
 struct Decision {
     class: CallClass,
     evidence: String,
-    /// Starts a new segment of the main conversation.
-    resets: bool,
+    /// Why it starts a new segment of the main conversation, if it does.
+    opens: Option<ForkCause>,
+    /// Place of the call that asked for it.
+    spawned_by: Option<usize>,
+}
+
+impl Decision {
+    fn new(class: CallClass, evidence: impl Into<String>) -> Self {
+        Self {
+            class,
+            evidence: evidence.into(),
+            opens: None,
+            spawned_by: None,
+        }
+    }
+
+    fn opening(cause: ForkCause, evidence: impl Into<String>) -> Self {
+        Self {
+            opens: Some(cause),
+            ..Self::new(CallClass::Main, evidence)
+        }
+    }
+}
+
+/// The header by which a client marks a sub-agent.
+fn subagent_header(call: &Call) -> Option<&'static str> {
+    call.headers.iter().find_map(|(name, _)| {
+        SUBAGENT_HEADERS
+            .into_iter()
+            .find(|known| name.eq_ignore_ascii_case(known))
+    })
 }
 
 /// What a family other than the main one is.
 fn decide(
     calls: &[&Call],
     digests: &[Digest],
-    main: &Family,
-    segment_firsts: &[Option<u64>],
-    family: &Family,
+    said: &Said,
+    (main, opener): (usize, usize),
+    segment_firsts: &HashSet<Option<u64>>,
 ) -> Decision {
-    let opener = family.calls[0];
-    let (own, of_main) = (&digests[opener], &digests[main.calls[0]]);
-    let aux = |class, evidence: String| Decision {
-        class,
-        evidence,
-        resets: false,
+    let (own, of_main) = (&digests[opener], &digests[main]);
+    let spawner = said.spawner(calls, opener);
+    let subagent = |evidence: String| Decision {
+        spawned_by: spawner,
+        ..Decision::new(CallClass::Subagent, evidence)
     };
-    let header = |at: usize| {
-        calls[at].headers.iter().find_map(|(name, _)| {
-            SUBAGENT_HEADERS
-                .into_iter()
-                .find(|known| name.eq_ignore_ascii_case(known))
-        })
-    };
-    if let Some(name) = header(opener)
-        && header(main.calls[0]).is_none()
+    if let Some(name) = subagent_header(calls[opener])
+        && subagent_header(calls[main]).is_none()
     {
-        return aux(CallClass::Subagent, format!("header {name}"));
+        return subagent(format!("header {name}"));
     }
     if own.tools_count == 0 && of_main.tools_count > 0 {
-        return aux(
-            CallClass::Side,
-            format!("no tools, main has {}", of_main.tools_count),
-        );
+        let evidence = format!("no tools, main has {}", of_main.tools_count);
+        return Decision::new(CallClass::Side, evidence);
     }
     // What the same conversation opened with before, or the same prompt and tools around a
     // summary: the main conversation under a new heading.
     if segment_firsts.contains(&own.first()) {
-        return Decision {
-            class: CallClass::Main,
-            evidence: "first message of the main conversation, other system or tools".to_owned(),
-            resets: false,
-        };
+        let evidence = "first message of the main conversation, other system or tools";
+        return Decision::new(CallClass::Main, evidence);
     }
-    let earlier = || calls[..opener].iter().copied();
-    let carries_on = earlier().find(|call| {
-        call.reply
-            .as_ref()
-            .is_some_and(|reply| quotes(calls[opener], &text_of(reply), true))
-    });
     let same_heading = own.system == of_main.system && own.tools == of_main.tools;
     let same_tools = own.tools == of_main.tools && own.tools_count > 0;
-    if let (true, Some(quoted)) = (same_heading || same_tools, carries_on) {
-        return Decision {
-            class: CallClass::Main,
-            evidence: format!("new history quotes the reply of call {}", quoted.id.index),
-            resets: true,
-        };
-    }
-    if let Some(parent) = earlier().find(|call| spawned(call, calls[opener])) {
-        return aux(
-            CallClass::Subagent,
+    if (same_heading || same_tools)
+        && let Some(quoted) = said.quoted(&calls[opener].conversation.messages, opener, |_, _| true)
+    {
+        return Decision::opening(
+            ForkCause::Compaction,
             format!(
-                "first message is in a tool call of call {}",
-                parent.id.index
+                "new history quotes the reply of call {}",
+                calls[quoted].id.index
             ),
         );
+    }
+    if let Some(parent) = spawner {
+        return subagent(format!(
+            "first message is in a tool call of call {}",
+            calls[parent].id.index
+        ));
     }
     if same_heading {
-        return Decision {
-            class: CallClass::Main,
-            evidence: "same system and tools, new first message".to_owned(),
-            resets: true,
-        };
+        return Decision::opening(
+            ForkCause::HistoryEdited,
+            "same system and tools, new first message",
+        );
     }
     if own.tools_count <= SIDE_TOOLS_MAX && of_main.tools_count > 2 * own.tools_count {
-        return aux(
-            CallClass::Side,
-            format!(
-                "{} tools, main has {}",
-                own.tools_count, of_main.tools_count
-            ),
+        let evidence = format!(
+            "{} tools, main has {}",
+            own.tools_count, of_main.tools_count
         );
+        return Decision::new(CallClass::Side, evidence);
     }
     let differs = match (own.system == of_main.system, own.tools == of_main.tools) {
         (false, false) => "system and tools",
         (false, true) => "system",
         _ => "tools",
     };
-    aux(
-        CallClass::Subagent,
-        format!("other {differs} and first message than main"),
-    )
+    subagent(format!("other {differs} and first message than main"))
 }
 
-/// Fills in class, thread, segment and previous of every place.
-pub(crate) fn classify(calls: &[&Call], places: &mut [Place]) {
-    if calls.is_empty() {
-        return;
+/// The keys of all calls. A call is compared with the call that it extends, else with the one
+/// before it.
+fn digests(calls: &[&Call], places: &[Place]) -> Vec<Digest> {
+    let mut digests: Vec<Digest> = Vec::with_capacity(calls.len());
+    for (at, call) in calls.iter().enumerate() {
+        let extended = places[at].extends.and_then(|index| position(places, index));
+        let like = extended.or(at.checked_sub(1)).filter(|&like| like < at);
+        let like = like.map(|like| (calls[like], &digests[like]));
+        digests.push(Digest::of(call, like));
     }
-    let digests: Vec<Digest> = calls.iter().map(|call| Digest::of(call)).collect();
+    digests
+}
+
+/// Place of a call by its arrival number.
+pub(crate) fn position(places: &[Place], call: u32) -> Option<usize> {
+    places.binary_search_by_key(&call, |place| place.call).ok()
+}
+
+/// Fills in class, thread, segment and previous of every place; returns what was compared.
+pub(crate) fn classify(
+    calls: &[&Call],
+    given: &[Option<CallClass>],
+    tree: &mut Tree,
+) -> Vec<Digest> {
+    let digests = digests(calls, &tree.places);
+    if calls.is_empty() {
+        return digests;
+    }
+    let silent = |call: &&Call| call.conversation.messages.is_empty();
+    if calls.iter().all(silent) {
+        unspoken::classify(calls, given, tree);
+        return digests;
+    }
+    let places = &mut tree.places;
     let families = families(&digests);
     let main = main_family(&families, &digests);
-    let mut segment = 0;
-    let mut segment_firsts = vec![digests[families[main].calls[0]].first()];
-    let mut segment_of_first: HashMap<Option<u64>, u32> = HashMap::from([(segment_firsts[0], 0)]);
+    let main_opener = families[main].calls[0];
+    let said = Said::new(calls);
     let mut openers: Vec<usize> = Vec::new();
+    let mut segment_firsts = HashSet::from([digests[main_opener].first()]);
+    // Families come in the order of their first calls: what one is depends on what came before.
     for (number, family) in families.iter().enumerate() {
+        let opener = family.calls[0];
         let decision = if number == main {
-            Decision {
-                class: CallClass::Main,
-                evidence: String::new(),
-                resets: false,
-            }
+            Decision::new(CallClass::Main, "")
         } else {
-            decide(calls, &digests, &families[main], &segment_firsts, family)
+            decide(
+                calls,
+                &digests,
+                &said,
+                (main_opener, opener),
+                &segment_firsts,
+            )
         };
-        let first = digests[family.calls[0]].first();
-        if decision.resets {
-            segment += 1;
-            segment_firsts.push(first);
-            segment_of_first.insert(first, segment);
-            openers.push(family.calls[0]);
+        if decision.opens.is_some() {
+            segment_firsts.insert(digests[opener].first());
+            openers.push(opener);
         }
-        let own_segment = match decision.class {
-            CallClass::Main => segment_of_first.get(&first).copied().unwrap_or(segment),
-            _ => segment,
-        };
+        let spawned_by = decision.spawned_by.map(|parent| calls[parent].id.index);
         for &at in &family.calls {
-            places[at].class = decision.class;
-            places[at].class_evidence.clone_from(&decision.evidence);
-            places[at].thread = if decision.class == CallClass::Main {
-                0
-            } else {
-                number as u32 + 1
+            let place = &mut places[at];
+            place.class = decision.class;
+            place.class_evidence.clone_from(&decision.evidence);
+            place.thread = match decision.class {
+                CallClass::Main => 0,
+                _ => number as u32 + 1,
             };
-            places[at].segment = own_segment;
+            place.spawned_by = spawned_by;
+        }
+        places[opener].opens = decision.opens;
+    }
+    shortened(calls, &digests, &said, places, &mut openers);
+    mark_compactions(calls, &said, &openers, places);
+    for (place, class) in places.iter_mut().zip(given) {
+        if let Some(class) = *class {
+            place.class = class;
+            "given".clone_into(&mut place.class_evidence);
         }
     }
-    mark_compactions(calls, &openers, places);
-    link(calls, &digests, places);
+    Links::new(calls, &digests).fill(places);
+    digests
+}
+
+/// Marks calls of the main conversation that keep its first message, but lost a part of the
+/// history and quote a reply instead: a summary replaced what is missing.
+fn shortened(
+    calls: &[&Call],
+    digests: &[Digest],
+    said: &Said,
+    places: &mut [Place],
+    openers: &mut Vec<usize>,
+) {
+    let mut histories = Histories::default();
+    let mut last: Option<usize> = None;
+    for at in 0..calls.len() {
+        if places[at].class != CallClass::Main {
+            continue;
+        }
+        let own = &digests[at];
+        if let Some(last) = last
+            && places[at].opens.is_none()
+            && own.messages.len() < digests[last].messages.len()
+            && let Some((_, common)) = histories.nearest(0, own, |_| true)
+            && 0 < common
+            && common < own.messages.len()
+        {
+            let rest = own.rest(calls[at], common);
+            let quoted = said.quoted(rest, at, |message, owner| {
+                let asks = calls[owner]
+                    .reply
+                    .as_ref()
+                    .is_some_and(|reply| reply.tool_calls.is_empty());
+                // A turn of the model that was said is an echo, not a quotation.
+                asks && (message.role != Role::Assistant || places[owner].class != CallClass::Main)
+            });
+            if let Some(quoted) = quoted {
+                places[at].opens = Some(ForkCause::Compaction);
+                places[at].class_evidence = format!(
+                    "shortened history quotes the reply of call {}",
+                    calls[quoted].id.index
+                );
+                openers.push(at);
+            }
+        }
+        histories.add(at, 0, own);
+        last = Some(at);
+    }
 }
 
 /// A call whose reply is quoted where a new segment opens wrote the summary.
-fn mark_compactions(calls: &[&Call], openers: &[usize], places: &mut [Place]) {
-    for at in 0..calls.len() {
-        let Some(reply) = &calls[at].reply else {
-            continue;
-        };
-        let side = places[at].class == CallClass::Side;
-        if !(side || places[at].class == CallClass::Main) || !reply.tool_calls.is_empty() {
-            continue;
+fn mark_compactions(calls: &[&Call], said: &Said, openers: &[usize], places: &mut [Place]) {
+    for &opener in openers {
+        let mut wrote: Vec<usize> = Vec::new();
+        for message in &calls[opener].conversation.messages {
+            let text = message.text_content();
+            said.replies.find(text.as_bytes(), |_, owners| {
+                wrote.extend(owners.iter().filter(|&&owner| {
+                    let side = places[owner].class == CallClass::Side;
+                    let asks = calls[owner]
+                        .reply
+                        .as_ref()
+                        .is_some_and(|reply| reply.tool_calls.is_empty());
+                    let main =
+                        places[owner].class == CallClass::Main && message.role != Role::Assistant;
+                    owner < opener && asks && (side || main)
+                }));
+            });
         }
-        let text = text_of(reply);
-        let quoting = openers
-            .iter()
-            .find(|&&opener| opener > at && quotes(calls[opener], &text, side));
-        if let Some(&opener) = quoting {
-            places[at].class = CallClass::Compaction;
-            places[at].class_evidence = format!(
-                "reply opens the new history of call {}",
-                calls[opener].id.index
-            );
-        }
-    }
-}
-
-/// Which call each call carries on.
-fn link(calls: &[&Call], digests: &[Digest], places: &mut [Place]) {
-    // Replies by conversation: (thread, segment, reply) to places, in order of arrival.
-    let mut replies: HashMap<(u32, u32, u64), Vec<usize>> = HashMap::new();
-    for at in 0..calls.len() {
-        let extended = places[at].extends.and_then(|extended| {
-            calls[..at]
-                .iter()
-                .position(|call| call.id.index == extended)
-        });
-        let depth = |earlier: usize| digests[earlier].messages.len();
-        // An edited history may still extend an early call token by token, and yet carry on a
-        // later one.
-        let previous = match (extended, echoed(at, digests, places, &replies)) {
-            (Some(extended), Some(echoed)) if depth(echoed) > depth(extended) => Some(echoed),
-            (Some(extended), _) => Some(extended),
-            (None, Some(echoed)) => Some(echoed),
-            (None, None) => rewritten(at, digests, places),
-        };
-        places[at].previous = previous.map(|found| calls[found].id.index);
-        if let Some(reply) = digests[at].reply {
-            let key = (places[at].thread, places[at].segment, reply);
-            replies.entry(key).or_default().push(at);
+        for owner in wrote {
+            if places[owner].class != CallClass::Compaction {
+                places[owner].class = CallClass::Compaction;
+                places[owner].class_evidence = format!(
+                    "reply opens the new history of call {}",
+                    calls[opener].id.index
+                );
+            }
         }
     }
-}
-
-/// The last turn of the history that is a reply of ours; of equal replies the one that was said
-/// at that place, then a delivered one, then the latest.
-fn echoed(
-    at: usize,
-    digests: &[Digest],
-    places: &[Place],
-    replies: &HashMap<(u32, u32, u64), Vec<usize>>,
-) -> Option<usize> {
-    let own = &digests[at];
-    (0..own.messages.len()).rev().find_map(|turn| {
-        if own.roles[turn] != Role::Assistant {
-            return None;
-        }
-        let key = (places[at].thread, places[at].segment, own.messages[turn]);
-        replies.get(&key)?.iter().copied().min_by_key(|&earlier| {
-            (
-                digests[earlier].messages.len().abs_diff(turn),
-                !places[earlier].delivered,
-                std::cmp::Reverse(earlier),
-            )
-        })
-    })
-}
-
-/// The longest earlier history that this one starts with and answers with a turn of the model,
-/// though not in our words.
-fn rewritten(at: usize, digests: &[Digest], places: &[Place]) -> Option<usize> {
-    let own = &digests[at];
-    (0..at)
-        .filter(|&earlier| {
-            let before = &digests[earlier].messages;
-            (places[earlier].thread, places[earlier].segment)
-                == (places[at].thread, places[at].segment)
-                && !before.is_empty()
-                && places[earlier].generated
-                && own.roles.get(before.len()) == Some(&Role::Assistant)
-                && own.messages.starts_with(before)
-        })
-        .max_by_key(|&earlier| {
-            (
-                digests[earlier].messages.len(),
-                places[earlier].delivered,
-                earlier,
-            )
-        })
 }

@@ -1,11 +1,14 @@
 //! Why two calls diverge, with evidence, and what it cost in tokens (I2).
 
+use std::collections::HashMap;
+
 use record::{Call, Role};
 use serde::{Deserialize, Serialize};
 
-use crate::classify::CallClass;
-use crate::digest::Digest;
+use crate::classify::{CallClass, position};
+use crate::digest::{Digest, Histories};
 use crate::tree::{Place, Tree};
+use crate::unspoken;
 
 /// Why a call's tokens leave the path of an earlier call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -68,12 +71,23 @@ pub struct Fork {
     pub evidence: String,
 }
 
-/// Finds and explains every divergence, in order of arrival.
-pub(crate) fn explain(calls: &[&Call], tree: &Tree) -> Vec<Fork> {
-    let digests: Vec<Digest> = calls.iter().map(|call| Digest::of(call)).collect();
-    (0..calls.len())
-        .filter_map(|at| fork_of(at, calls, &digests, tree))
-        .collect()
+/// Finds and explains every divergence, in order of arrival. Time is linear in the nodes of the
+/// tree and the messages of the calls.
+pub(crate) fn explain(calls: &[&Call], digests: &[Digest], tree: &Tree) -> Vec<Fork> {
+    let mut finder = Finder {
+        calls,
+        digests,
+        tree,
+        same_digest: HashMap::new(),
+        same_prompt: HashMap::new(),
+        histories: Histories::default(),
+    };
+    let mut forks = Vec::new();
+    for at in 0..calls.len() {
+        forks.extend(finder.fork_of(at));
+        finder.add(at);
+    }
+    forks
 }
 
 /// Whether the call's path goes on below `node` (any path does below `None`).
@@ -85,82 +99,99 @@ fn goes_below(tree: &Tree, place: &Place, node: Option<usize>) -> bool {
     }
 }
 
-fn fork_of(at: usize, calls: &[&Call], digests: &[Digest], tree: &Tree) -> Option<Fork> {
-    let place = &tree.places[at];
-    let path = tree.path(place.node);
-    let shared = path
-        .iter()
-        .take_while(|&&node| tree.nodes[node].first_call < place.call)
-        .count();
-    let node = shared.checked_sub(1).map(|last| path[last]);
-    let tokens_shared = node.map_or(0, |node| {
-        tree.nodes[node].depth + tree.nodes[node].tokens.len()
-    });
-    let same_request = (0..at).find(|&earlier| {
-        (!calls[at].digest.is_empty() && calls[at].digest == calls[earlier].digest)
-            || (calls[at].prompt_ids == calls[earlier].prompt_ids
-                && !calls[at].prompt_ids.is_empty())
-    });
-    let rivals: Vec<usize> = (0..at)
-        .filter(|&earlier| goes_below(tree, &tree.places[earlier], node))
-        .collect();
-    // Without a rival the call only goes on where earlier ones ended; that is no fork, unless it
-    // says the very same again.
-    let whole = shared == path.len() && !path.is_empty();
-    if rivals.is_empty() && !(whole && same_request.is_some()) {
-        return None;
+/// [`Histories`] over all threads, beside those of each.
+const ANY_THREAD: u32 = u32::MAX;
+
+/// The calls before the one that is looked at.
+struct Finder<'a> {
+    calls: &'a [&'a Call],
+    digests: &'a [Digest],
+    tree: &'a Tree,
+    /// First call with a digest of the request.
+    same_digest: HashMap<&'a str, usize>,
+    /// First call whose prompt ends with a node: the same node means the same prompt.
+    same_prompt: HashMap<usize, usize>,
+    histories: Histories,
+}
+
+impl<'a> Finder<'a> {
+    fn add(&mut self, at: usize) {
+        let place = &self.tree.places[at];
+        let digest: &'a str = &self.calls[at].digest;
+        if !digest.is_empty() {
+            self.same_digest.entry(digest).or_insert(at);
+        }
+        if let Some(node) = place.prompt_node {
+            self.same_prompt.entry(node).or_insert(at);
+        }
+        self.histories.add(at, place.thread, &self.digests[at]);
+        self.histories.add(at, ANY_THREAD, &self.digests[at]);
     }
-    let previous = place.previous.and_then(|previous| {
-        calls[..at]
-            .iter()
-            .position(|call| call.id.index == previous)
-    });
-    let against = same_request
-        .or_else(|| previous.filter(|previous| rivals.contains(previous)))
-        .or_else(|| closest(at, &rivals, digests, tree, place))?;
-    let (cause, evidence) = if let Some(earlier) = same_request {
-        (
-            ForkCause::Retry,
-            format!("same request as call {}", calls[earlier].id.index),
-        )
-    } else {
-        cause(at, against, tokens_shared, calls, digests, tree)
-    };
-    Some(Fork {
-        call: place.call,
-        against: calls[against].id.index,
-        node,
-        tokens_shared,
-        tokens_again: place.prompt_tokens.saturating_sub(tokens_shared),
-        cause,
-        evidence,
-    })
-}
 
-fn common(left: &Digest, right: &Digest) -> usize {
-    left.messages
-        .iter()
-        .zip(&right.messages)
-        .take_while(|(a, b)| a == b)
-        .count()
-}
+    fn same_request(&self, at: usize) -> Option<usize> {
+        let by_digest = self.same_digest.get(self.calls[at].digest.as_str());
+        let by_prompt = self.tree.places[at]
+            .prompt_node
+            .and_then(|node| self.same_prompt.get(&node));
+        by_digest.into_iter().chain(by_prompt).copied().min()
+    }
 
-/// Of the earlier calls that went on elsewhere: same conversation first, then most messages in
-/// common, then the latest.
-fn closest(
-    at: usize,
-    rivals: &[usize],
-    digests: &[Digest],
-    tree: &Tree,
-    place: &Place,
-) -> Option<usize> {
-    rivals.iter().copied().max_by_key(|&earlier| {
-        (
-            tree.places[earlier].thread == place.thread,
-            common(&digests[earlier], &digests[at]),
-            earlier,
-        )
-    })
+    fn fork_of(&self, at: usize) -> Option<Fork> {
+        let (tree, place) = (self.tree, &self.tree.places[at]);
+        // Upwards over what is the call's own.
+        let end = place.node?;
+        let mut node = Some(end);
+        while let Some(own) = node
+            && tree.nodes[own].first_call == place.call
+        {
+            node = tree.nodes[own].parent;
+        }
+        let tokens_shared = node.map_or(0, |node| {
+            tree.nodes[node].depth + tree.nodes[node].tokens.len()
+        });
+        // Siblings are sorted by their first call, and the first child follows its parent.
+        let first_child = node.map_or(0, |node| node + 1);
+        let rivalled = first_child
+            < node.map_or(tree.nodes.len(), |node| tree.nodes[node].subtree_end)
+            && tree.nodes[first_child].first_call < place.call;
+        let same_request = self.same_request(at);
+        // Without a rival the call only goes on where earlier ones ended; that is no fork, unless
+        // it says the very same again.
+        let again = node == Some(end) && same_request.is_some();
+        if !rivalled && !again {
+            return None;
+        }
+        let rival = |earlier: usize| goes_below(tree, &tree.places[earlier], node);
+        let previous = place
+            .previous
+            .and_then(|previous| position(&tree.places, previous));
+        let nearest = |thread: u32| {
+            let found = self.histories.nearest(thread, &self.digests[at], rival);
+            found.map(|(found, _)| found)
+        };
+        let against = same_request
+            .or_else(|| previous.filter(|&previous| rival(previous)))
+            .or_else(|| nearest(place.thread))
+            .or_else(|| nearest(ANY_THREAD))
+            .or_else(|| position(&tree.places, tree.nodes.get(first_child)?.first_call))?;
+        let (cause, evidence) = if let Some(earlier) = same_request {
+            (
+                ForkCause::Retry,
+                format!("same request as call {}", self.calls[earlier].id.index),
+            )
+        } else {
+            cause(at, against, tokens_shared, self.calls, self.digests, tree)
+        };
+        Some(Fork {
+            call: place.call,
+            against: self.calls[against].id.index,
+            node,
+            tokens_shared,
+            tokens_again: place.prompt_tokens.saturating_sub(tokens_shared),
+            cause,
+            evidence,
+        })
+    }
 }
 
 fn role_name(role: Role) -> &'static str {
@@ -189,13 +220,7 @@ fn cause(
             CallClass::Main | CallClass::Side => {}
         }
     }
-    if place.class == CallClass::Main && place.segment > other.segment {
-        let written = place.class_evidence.starts_with("new history");
-        let cause = if written {
-            ForkCause::Compaction
-        } else {
-            ForkCause::HistoryEdited
-        };
+    if let Some(cause) = place.opens {
         return (cause, place.class_evidence.clone());
     }
     if own.system != before.system {
@@ -214,9 +239,9 @@ fn cause(
         );
     }
     if own.messages.is_empty() && before.messages.is_empty() {
-        return (ForkCause::Unknown, "no conversation recorded".to_owned());
+        return unspoken::cause(place, other, tokens_shared);
     }
-    let same = common(own, before);
+    let same = own.common(before);
     if same < before.messages.len() {
         let evidence = match own.messages.get(same) {
             Some(_) => format!(

@@ -1,6 +1,6 @@
 //! From the radix tree to nodes in preorder, with their owners.
 
-use record::{Call, Generation, PolicyVersion};
+use record::{Call, Generation, PolicySpan};
 
 use crate::classify::CallClass;
 use crate::radix::Radix;
@@ -15,15 +15,27 @@ struct Claims {
     generators: Vec<(usize, usize)>,
 }
 
-/// Weights that drew the token at `at` of a generation.
-fn version_at(generation: &Generation, at: usize) -> PolicyVersion {
-    let after = generation
-        .policy
-        .partition_point(|span| span.start as usize <= at);
-    match after.checked_sub(1) {
-        Some(span) => generation.policy[span].version,
-        None => generation.policy.first().map_or(0, |span| span.version),
+/// Weights that drew the tokens of a range, counted from its start.
+fn policy_within(generation: &Generation, range: &std::ops::Range<usize>) -> Vec<PolicySpan> {
+    let spans = &generation.policy;
+    let after = spans.partition_point(|span| span.start as usize <= range.start);
+    let first = match after.checked_sub(1) {
+        Some(span) => spans[span].version,
+        None => spans.first().map_or(0, |span| span.version),
+    };
+    let mut within = vec![PolicySpan {
+        start: 0,
+        version: first,
+    }];
+    for span in &spans[after..] {
+        if (span.start as usize) < range.end {
+            within.push(PolicySpan {
+                start: span.start - range.start as u32,
+                version: span.version,
+            });
+        }
     }
+    within
 }
 
 fn origin(calls: &[&Call], claims: &Claims, tokens: usize) -> Origin {
@@ -48,7 +60,7 @@ fn origin(calls: &[&Call], claims: &Claims, tokens: usize) -> Origin {
         offset: offset as u32,
         logprobs_model: part(&generation.logprobs_model),
         logprobs_sampled: part(&generation.logprobs_sampled),
-        versions: range.clone().map(|at| version_at(generation, at)).collect(),
+        policy: policy_within(generation, &range),
         calls: claims
             .generators
             .iter()
@@ -59,7 +71,7 @@ fn origin(calls: &[&Call], claims: &Claims, tokens: usize) -> Origin {
 
 /// Preorder nodes and one [`Place`] per call, not yet classified.
 pub(crate) fn lay_out(
-    radix: Radix,
+    mut radix: Radix,
     calls: &[&Call],
     ends: &[(Option<u32>, Option<u32>)],
 ) -> (Vec<Node>, Vec<Place>) {
@@ -94,7 +106,8 @@ pub(crate) fn lay_out(
     let mut index_of = vec![usize::MAX; radix.nodes.len()];
     let mut stack = by_first_call(&radix.roots);
     while let Some(at) = stack.pop() {
-        let source = &radix.nodes[at as usize];
+        let source = &mut radix.nodes[at as usize];
+        let tokens = std::mem::take(&mut source.tokens);
         let parent = source.parent.map(|parent| index_of[parent as usize]);
         let depth = parent.map_or(0, |parent| {
             let parent: &Node = &nodes[parent];
@@ -104,14 +117,14 @@ pub(crate) fn lay_out(
         nodes.push(Node {
             parent,
             depth,
-            tokens: source.tokens.clone(),
-            origin: origin(calls, &claims[at as usize], source.tokens.len()),
+            origin: origin(calls, &claims[at as usize], tokens.len()),
+            tokens,
             first_call: calls.get(first(at)).map_or(0, |call| call.id.index),
             prompts_end: Vec::new(),
             outputs_end: Vec::new(),
             subtree_end: nodes.len() + 1,
         });
-        stack.extend(by_first_call(&source.children));
+        stack.extend(by_first_call(&radix.nodes[at as usize].children));
     }
     for node in (0..nodes.len()).rev() {
         if let Some(parent) = nodes[node].parent {
@@ -146,6 +159,8 @@ pub(crate) fn lay_out(
                 class_evidence: String::new(),
                 thread: 0,
                 segment: 0,
+                opens: None,
+                spawned_by: None,
             }
         })
         .collect::<Vec<_>>();

@@ -2,7 +2,7 @@
 
 /// A run of tokens. Its *end* is a stable place: a split moves the head into a new node and
 /// leaves the tail under the old number.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct RadixNode {
     pub(crate) parent: Option<u32>,
     pub(crate) tokens: Vec<u32>,
@@ -10,7 +10,26 @@ pub(crate) struct RadixNode {
     pub(crate) children: Vec<u32>,
 }
 
-#[derive(Debug, Default)]
+/// How many tokens two runs begin with in common. Block by block, since almost always all of them
+/// are equal: that is a comparison of memory.
+pub(crate) fn shared_len(left: &[u32], right: &[u32]) -> usize {
+    const BLOCK: usize = 64;
+    let length = left.len().min(right.len());
+    let (left, right) = (&left[..length], &right[..length]);
+    let blocks = left
+        .chunks_exact(BLOCK)
+        .zip(right.chunks_exact(BLOCK))
+        .take_while(|(a, b)| a == b)
+        .count();
+    let done = blocks * BLOCK;
+    done + left[done..]
+        .iter()
+        .zip(&right[done..])
+        .take_while(|(a, b)| a == b)
+        .count()
+}
+
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Radix {
     pub(crate) nodes: Vec<RadixNode>,
     pub(crate) roots: Vec<u32>,
@@ -44,7 +63,8 @@ impl Radix {
         let head = self.nodes.len() as u32;
         let node = &mut self.nodes[tail as usize];
         let tail_tokens = node.tokens.split_off(at);
-        let head_tokens = std::mem::replace(&mut node.tokens, tail_tokens);
+        let mut head_tokens = std::mem::replace(&mut node.tokens, tail_tokens);
+        head_tokens.shrink_to_fit();
         node.parent = Some(head);
         self.nodes.push(RadixNode {
             parent,
@@ -66,7 +86,7 @@ impl Radix {
                 Ok(place) => {
                     let node = self.children(parent)[place];
                     let stored = &self.nodes[node as usize].tokens;
-                    let shared = stored.iter().zip(rest).take_while(|(a, b)| a == b).count();
+                    let shared = shared_len(stored, rest);
                     if shared < stored.len() {
                         self.split(parent, place, shared)
                     } else {

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::classify::CallClass;
-use crate::tree::{Node, Origin, Place, Tree};
-use crate::{Target, TrainTree, TreeError};
+use crate::tree::{Origin, Place, Tree};
 
 /// A rule for what to keep.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,11 +28,38 @@ pub enum Selection {
     Temporal,
 }
 
+/// The names that [`Selection::named`] knows.
+pub const SELECTION_NAMES: [&str; 5] = ["clawgym2", "clawgym2+aux", "all", "longest", "temporal"];
+
+/// Leaves that may remain by default.
+pub const LEAVES_MAX: usize = 64;
+
+impl Selection {
+    /// The rule of a name. `clawgym2+aux` goes beyond the paper: sub-agents and compactions are
+    /// trained with the reward of the rollout. `leaves_max` counts for these two only.
+    #[must_use]
+    pub fn named(name: &str, leaves_max: usize) -> Option<Self> {
+        use CallClass::{Compaction, Main, Subagent};
+        let classes = match name {
+            "clawgym2" => vec![Main],
+            "clawgym2+aux" => vec![Main, Subagent, Compaction],
+            "all" => return Some(Self::All),
+            "longest" => return Some(Self::Longest),
+            "temporal" => return Some(Self::Temporal),
+            _ => return None,
+        };
+        Some(Self::Clawgym2 {
+            leaves_max,
+            classes,
+        })
+    }
+}
+
 impl Default for Selection {
-    /// `clawgym2` with 64 leaves, main conversation only.
+    /// `clawgym2` with [`LEAVES_MAX`] leaves, main conversation only.
     fn default() -> Self {
         Self::Clawgym2 {
-            leaves_max: 64,
+            leaves_max: LEAVES_MAX,
             classes: vec![CallClass::Main],
         }
     }
@@ -194,7 +220,8 @@ fn keep(tree: &Tree, calls: &BTreeSet<u32>, reasons: &BTreeMap<u32, DropReason>)
 }
 
 /// `clawgym2`: per conversation and segment, the chain of replies that each carry on the one
-/// before and end with a delivered one; most calls first, then most tokens, then the latest.
+/// before and end with a delivered one; most calls first, then one that some call went on from, then most tokens, then the
+/// latest.
 fn longest_chains(
     tree: &Tree,
     classes: &[CallClass],
@@ -209,6 +236,11 @@ fn longest_chains(
             reasons.insert(place.call, DropReason::Auxiliary(place.class));
         }
     }
+    let continued: BTreeSet<u32> = tree
+        .places
+        .iter()
+        .filter_map(|place| place.previous)
+        .collect();
     let mut kept = BTreeSet::new();
     for group in groups.values() {
         // Calls and generated tokens of the chain up to each call. Calls come in order of
@@ -223,7 +255,11 @@ fn longest_chains(
         let best = group
             .iter()
             .filter(|place| place.delivered && place.output_tokens > 0)
-            .max_by_key(|place| (chains.get(&place.call).copied(), place.call));
+            .max_by_key(|place| {
+                let (calls, tokens) = chains.get(&place.call).copied().unwrap_or_default();
+                // Whatever went on from it, of any class, shows that the harness took it.
+                (calls, continued.contains(&place.call), tokens, place.call)
+            });
         let mut at = best.map(|place| place.call);
         while let Some(call) = at {
             kept.insert(call);
@@ -302,96 +338,4 @@ fn latest_children(tree: &Tree, reasons: &mut BTreeMap<u32, DropReason>) -> BTre
         }
     }
     kept
-}
-
-impl Kept {
-    /// Packs the kept part for a learner: every token once, with its target. Context that no
-    /// trained token follows is left out, since nothing depends on it. A generated token
-    /// without predecessor (an empty prompt) is context.
-    ///
-    /// # Errors
-    /// Never for a `Kept` of this tree; [`TreeError::TrainNode`] for one of another tree.
-    pub fn train_tree(&self, tree: &Tree) -> Result<TrainTree, TreeError> {
-        pack(tree, &self.trained, |origin| match origin {
-            Origin::Generated {
-                logprobs_model,
-                logprobs_sampled,
-                versions,
-                ..
-            } => logprobs_model
-                .iter()
-                .zip(logprobs_sampled)
-                .zip(versions)
-                .map(|((&model, &sampled), &version)| Target::Sampled {
-                    logprob_model: model,
-                    logprob_sampled: sampled,
-                    version,
-                })
-                .collect(),
-            Origin::Context => Vec::new(),
-        })
-    }
-
-    /// Packs the kept part for supervised training: every generated token of the kept branches is
-    /// a target, whether or not the engine told its log-probability (a scripted teacher has none).
-    ///
-    /// # Errors
-    /// As [`Kept::train_tree`].
-    pub fn supervised_tree(&self, tree: &Tree) -> Result<TrainTree, TreeError> {
-        let generated: Vec<usize> = self
-            .nodes
-            .iter()
-            .copied()
-            .filter(|&node| tree.nodes.get(node).is_none_or(Node::generated))
-            .collect();
-        let targets = |_: &Origin| std::iter::repeat_n(Target::Supervised, usize::MAX);
-        pack(tree, &generated, targets)
-    }
-}
-
-/// The nodes in `trained` and their ancestors, with the targets of the trained ones.
-fn pack<T: IntoIterator<Item = Target>>(
-    tree: &Tree,
-    trained: &[usize],
-    targets_of: impl Fn(&Origin) -> T,
-) -> Result<TrainTree, TreeError> {
-    let mut needed = vec![false; tree.nodes.len()];
-    let mut is_trained = vec![false; tree.nodes.len()];
-    for &node in trained {
-        if node >= tree.nodes.len() {
-            return Err(TreeError::TrainNode {
-                index: node,
-                problem: format!("expected a node below {}", tree.nodes.len()),
-            });
-        }
-        is_trained[node] = true;
-        let mut at = Some(node);
-        while let Some(node) = at
-            && !needed[node]
-        {
-            needed[node] = true;
-            at = tree.nodes[node].parent;
-        }
-    }
-    let mut packed = TrainTree::new();
-    let mut index_of = vec![None; tree.nodes.len()];
-    for (index, node) in tree.nodes.iter().enumerate() {
-        if !needed[index] {
-            continue;
-        }
-        let mut targets = vec![None; node.tokens.len()];
-        if is_trained[index] {
-            for (target, known) in targets.iter_mut().zip(targets_of(&node.origin)) {
-                *target = Some(known);
-            }
-        }
-        let parent = node.parent.and_then(|parent| index_of[parent]);
-        if parent.is_none()
-            && let Some(first) = targets.first_mut()
-        {
-            *first = None;
-        }
-        index_of[index] = Some(packed.push(parent, node.tokens.clone(), targets)?);
-    }
-    Ok(packed)
 }

@@ -1,14 +1,11 @@
 //! The prefix tree of one rollout.
 
-use std::collections::BTreeSet;
-
-use record::{Call, PolicyVersion};
+use record::{Call, PolicySpan};
 use serde::{Deserialize, Serialize};
 
-use crate::classify::{CallClass, classify};
-use crate::fork::{Fork, explain};
-use crate::layout::lay_out;
-use crate::{TreeError, radix::Radix};
+use crate::classify::CallClass;
+use crate::fork::{Fork, ForkCause};
+use crate::{Builder, TreeError};
 
 /// How large a tree may become (I10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,8 +39,9 @@ pub enum Origin {
         logprobs_model: Vec<f32>,
         /// Log-probabilities under the distribution that was sampled from; empty as above.
         logprobs_sampled: Vec<f32>,
-        /// The weights that drew each token.
-        versions: Vec<PolicyVersion>,
+        /// The weights that drew the tokens: sorted by start, counted from the node's first token,
+        /// the first span starts at 0.
+        policy: Vec<PolicySpan>,
         /// All calls that generated exactly these tokens here, the owner included, sorted.
         calls: Vec<u32>,
     },
@@ -129,6 +127,10 @@ pub struct Place {
     pub thread: u32,
     /// Stretch between context resets, from 0.
     pub segment: u32,
+    /// Set when this call starts a new segment of its conversation: why the context was reset.
+    pub opens: Option<ForkCause>,
+    /// For a sub-agent: the call whose reply asked for it.
+    pub spawned_by: Option<u32>,
 }
 
 /// Sizes of a [`Tree`].
@@ -138,6 +140,9 @@ pub struct TreeStats {
     pub calls: usize,
     /// Nodes.
     pub nodes: usize,
+    /// Runs of tokens that the same calls share: nodes, not counting where only the role of the
+    /// tokens changes.
+    pub runs: usize,
     /// Nodes without children.
     pub leaves: usize,
     /// Sum of prompt and output tokens over all calls.
@@ -176,33 +181,11 @@ impl Tree {
     /// # Errors
     /// See [`TreeError`].
     pub fn build_within(calls: &[Call], limits: TreeLimits) -> Result<Self, TreeError> {
-        let calls = checked(calls)?;
-        let mut radix = Radix::default();
-        let mut ends = Vec::with_capacity(calls.len());
-        for call in &calls {
-            let prompt = radix.insert(None, &call.prompt_ids);
-            let output = call
-                .generation
-                .as_ref()
-                .map_or(&[][..], |generation| &generation.token_ids);
-            ends.push((prompt, radix.insert(prompt, output)));
-            if radix.nodes.len() > limits.nodes_max {
-                return Err(TreeError::TooManyNodes {
-                    calls: calls.len(),
-                    nodes_max: limits.nodes_max,
-                });
-            }
+        let mut builder = Builder::new(limits);
+        for call in calls {
+            builder.add(call)?;
         }
-        let (nodes, mut places) = lay_out(radix, &calls, &ends);
-        let mut tree = Self {
-            nodes,
-            places: Vec::new(),
-            forks: Vec::new(),
-        };
-        classify(&calls, &mut places);
-        tree.places = places;
-        tree.forks = explain(&calls, &tree);
-        Ok(tree)
+        builder.finish()
     }
 
     /// The place of a call.
@@ -262,6 +245,47 @@ impl Tree {
         Ok(())
     }
 
+    /// Whether the same calls pass through a node and its parent: it is the only child, and no
+    /// call ends between them.
+    fn continues_parent(&self, node: usize) -> bool {
+        self.nodes[node].parent.is_some_and(|parent| {
+            let above = &self.nodes[parent];
+            above.outputs_end.is_empty()
+                && parent + 1 == node
+                && self.nodes[node].subtree_end == above.subtree_end
+        })
+    }
+
+    /// Bytes on the heap that the tree holds: capacities, not lengths.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        fn of<T>(values: &Vec<T>) -> usize {
+            values.capacity() * size_of::<T>()
+        }
+        let nodes = self.nodes.iter().map(|node| {
+            let origin = match &node.origin {
+                Origin::Context => 0,
+                Origin::Generated {
+                    logprobs_model,
+                    logprobs_sampled,
+                    policy,
+                    calls,
+                    ..
+                } => of(logprobs_model) + of(logprobs_sampled) + of(policy) + of(calls),
+            };
+            origin + of(&node.tokens) + of(&node.prompts_end) + of(&node.outputs_end)
+        });
+        let places = self
+            .places
+            .iter()
+            .map(|place| place.class_evidence.capacity());
+        let forks = self.forks.iter().map(|fork| fork.evidence.capacity());
+        of(&self.nodes)
+            + of(&self.places)
+            + of(&self.forks)
+            + nodes.chain(places).chain(forks).sum::<usize>()
+    }
+
     /// Its sizes.
     #[must_use]
     pub fn stats(&self) -> TreeStats {
@@ -275,6 +299,9 @@ impl Tree {
         TreeStats {
             calls: self.places.len(),
             nodes: self.nodes.len(),
+            runs: (0..self.nodes.len())
+                .filter(|&node| !self.continues_parent(node))
+                .count(),
             leaves: (0..self.nodes.len())
                 .filter(|&node| self.nodes[node].subtree_end == node + 1)
                 .count(),
@@ -288,34 +315,4 @@ impl Tree {
             tokens_without_logprobs: tokens(&|node| node.generated() && !node.trainable()),
         }
     }
-}
-
-/// The calls by arrival number, after the checks that need no tree.
-fn checked(calls: &[Call]) -> Result<Vec<&Call>, TreeError> {
-    let mut sorted: Vec<&Call> = calls.iter().collect();
-    sorted.sort_by_key(|call| call.id.index);
-    let rollouts: BTreeSet<&str> = calls.iter().map(|call| call.id.rollout.as_str()).collect();
-    let mut rollouts = rollouts.into_iter();
-    if let (Some(first), Some(other)) = (rollouts.next(), rollouts.next()) {
-        return Err(TreeError::MixedRollouts {
-            first: first.to_owned(),
-            other: other.to_owned(),
-        });
-    }
-    for pair in sorted.windows(2) {
-        if pair[0].id.index == pair[1].id.index {
-            return Err(TreeError::DuplicateCall {
-                index: pair[0].id.index,
-            });
-        }
-    }
-    for call in &sorted {
-        if let Some(generation) = &call.generation {
-            generation.check().map_err(|found| TreeError::Generation {
-                call: call.id.index,
-                found,
-            })?;
-        }
-    }
-    Ok(sorted)
 }

@@ -8,6 +8,7 @@ pub(crate) mod serve;
 pub(crate) mod sft;
 pub(crate) mod tasks;
 pub(crate) mod train;
+pub(crate) mod tree;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;

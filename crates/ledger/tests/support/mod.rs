@@ -156,3 +156,79 @@ pub fn rollout(seed: u64, id: &str) -> Rollout {
         },
     }
 }
+
+/// A call of a rollout that grows as those of harnesses do: a long system prompt with tools, then
+/// turn by turn a reply and a tool result, all of it in every request. Texts and tokens are as
+/// varied as prose, so that a compressor finds in one turn little of another.
+pub fn growing(seed: u64, rollout: &str, turns: u32) -> Vec<Call> {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut words = |bytes: usize| -> String {
+        let mut text = String::new();
+        while text.len() < bytes {
+            let letters = random.random_range(2..9);
+            text.extend((0..letters).map(|_| char::from(random.random_range(b'a'..=b'z'))));
+            text.push(' ');
+        }
+        text
+    };
+    // About 4 bytes per token.
+    let encode = |text: &str| -> Vec<u32> {
+        text.as_bytes()
+            .chunks(4)
+            .map(|bytes| {
+                bytes.iter().fold(7, |hash: u32, byte| {
+                    hash.wrapping_mul(31).wrapping_add(u32::from(*byte))
+                }) % 150_000
+            })
+            .collect()
+    };
+    let system = words(60_000);
+    let tools = words(40_000);
+    let mut messages = vec![
+        Message::text(Role::System, system.clone()),
+        Message::text(Role::User, words(2_000)),
+    ];
+    let mut prompt_ids = encode(&format!("{system}{tools}"));
+    let mut calls = Vec::new();
+    for index in 0..turns {
+        let said = words(800);
+        let output = encode(&said);
+        let conversation = Conversation {
+            messages: messages.clone(),
+            tools: vec![record::ToolSpec {
+                name: "bash".to_owned(),
+                description: tools.clone(),
+                parameters: json!({}),
+            }],
+        };
+        let mut next = call(seed + u64::from(index), rollout, index);
+        next.request = json!({
+            "model": "m",
+            "messages": serde_json::to_value(&conversation.messages).unwrap(),
+            "tools": serde_json::to_value(&conversation.tools).unwrap(),
+        });
+        next.conversation = conversation;
+        next.prompt_ids = prompt_ids.clone();
+        next.continuation.parent = index.checked_sub(1);
+        next.generation = Some(Generation {
+            logprobs_model: output.iter().map(|id| -(*id as f32) / 1e5).collect(),
+            logprobs_sampled: output.iter().map(|id| -(*id as f32) / 1e5).collect(),
+            token_ids: output.clone(),
+            policy: vec![PolicySpan {
+                start: 0,
+                version: 0,
+            }],
+            finish: FinishReason::Stop,
+            cached_tokens: 0,
+        });
+        next.raw_text = said.clone();
+        next.reply = Some(Message::text(Role::Assistant, said.clone()));
+        calls.push(next);
+        let result = words(1_600);
+        prompt_ids.extend(output);
+        prompt_ids.extend(encode(&result));
+        messages.push(Message::text(Role::Assistant, said));
+        messages.push(Message::text(Role::Tool, result));
+    }
+    calls
+}

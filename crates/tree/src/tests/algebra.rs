@@ -102,7 +102,7 @@ fn generators(calls: &[Call]) -> BTreeMap<Vec<u32>, Vec<(u32, usize)>> {
 }
 
 /// Every token of a training tree as (path up to and including it, target).
-fn spelled(tree: &TrainTree) -> Vec<(Vec<u32>, Option<Target>)> {
+pub(crate) fn spelled(tree: &TrainTree) -> Vec<(Vec<u32>, Option<Target>)> {
     let mut paths: Vec<Vec<u32>> = Vec::new();
     let mut all = Vec::new();
     for node in tree.nodes() {
@@ -118,7 +118,7 @@ fn spelled(tree: &TrainTree) -> Vec<(Vec<u32>, Option<Target>)> {
     all
 }
 
-fn sampled(call: u32, offset: usize) -> Target {
+pub(crate) fn sampled(call: u32, offset: usize) -> Target {
     Target::Sampled {
         logprob_model: logprob(call, offset),
         logprob_sampled: logprob(call, offset) - 0.5,

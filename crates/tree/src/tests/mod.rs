@@ -4,7 +4,9 @@ mod algebra;
 mod classes;
 mod forks;
 mod packing;
+mod rows;
 mod selection;
+mod world;
 
 use record::{
     Attempt, AttemptOutcome, Call, CallId, Continuation, Conversation, Dialect, FinishReason,
@@ -73,12 +75,29 @@ pub(crate) fn logprob(call: u32, offset: usize) -> f32 {
 /// equal histories have equal prefixes.
 pub(crate) struct Talk {
     pub(crate) calls: Vec<Call>,
+    /// Bytes of one token.
+    chunk: usize,
 }
 
 pub(crate) const START: u32 = 1000;
 pub(crate) const END: u32 = 1001;
 
 pub(crate) fn said(message: &Message) -> Vec<u32> {
+    encode(&spoken(message), 1)
+}
+
+/// One token for so many bytes; for one byte it is the byte.
+fn encode(text: &str, chunk: usize) -> Vec<u32> {
+    let token = |bytes: &[u8]| {
+        let start = if bytes.len() > 1 { 1 << 31 } else { 0 };
+        bytes.iter().fold(start, |token: u32, &byte| {
+            token.wrapping_mul(131).wrapping_add(u32::from(byte))
+        })
+    };
+    text.as_bytes().chunks(chunk).map(token).collect()
+}
+
+fn spoken(message: &Message) -> String {
     let mut text = message.text_content();
     if let Some(reasoning) = &message.reasoning {
         text = format!("<think>{reasoning}</think>{text}");
@@ -86,19 +105,19 @@ pub(crate) fn said(message: &Message) -> Vec<u32> {
     for call in &message.tool_calls {
         text += &format!("<call>{} {}</call>", call.name, call.arguments);
     }
-    text.bytes().map(u32::from).collect()
+    text
 }
 
-fn render(conversation: &Conversation) -> Vec<u32> {
+fn render(conversation: &Conversation, chunk: usize) -> Vec<u32> {
     let tools: String = conversation
         .tools
         .iter()
         .map(|tool| tool.name.as_str())
         .collect();
-    let mut ids: Vec<u32> = tools.bytes().map(u32::from).collect();
+    let mut ids = encode(&tools, chunk);
     for message in &conversation.messages {
         ids.extend([START, 2000 + message.role as u32]);
-        ids.extend(said(message));
+        ids.extend(encode(&spoken(message), chunk));
         ids.push(END);
     }
     ids.extend([START, 2000 + Role::Assistant as u32]);
@@ -107,15 +126,24 @@ fn render(conversation: &Conversation) -> Vec<u32> {
 
 impl Talk {
     pub(crate) fn new() -> Self {
-        Self { calls: Vec::new() }
+        Self::with_chunk(1)
+    }
+
+    /// Fewer tokens for the same texts.
+    pub(crate) fn with_chunk(chunk: usize) -> Self {
+        Self {
+            calls: Vec::new(),
+            chunk,
+        }
     }
 
     /// Sends a conversation and records the reply; returns the call's number.
     pub(crate) fn send(&mut self, conversation: Conversation, reply: Message) -> u32 {
         let index = self.calls.len() as u32;
-        let mut output = said(&reply);
+        let mut output = encode(&spoken(&reply), self.chunk);
         output.push(END);
-        let mut call = call(index, &render(&conversation), Some(&output));
+        let prompt = render(&conversation, self.chunk);
+        let mut call = call(index, &prompt, Some(&output));
         call.conversation = conversation;
         call.reply = Some(reply);
         self.calls.push(call);

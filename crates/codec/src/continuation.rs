@@ -262,7 +262,7 @@ fn exact(
         };
         matched += 1;
         if inner.settings.history == History::AsTemplate {
-            let reasoning = crate::grammar::parse(inner, newest).message.reasoning;
+            let reasoning = crate::grammar::parse(inner, newest, &[]).message.reasoning;
             if reasoning.is_some() {
                 message.reasoning = reasoning;
                 continue;

@@ -1,9 +1,30 @@
-//! Raw text ⇄ reasoning, text and tool calls. One module per model family; [`hermes`] serves
-//! Qwen, Hermes and the built-in policy.
+//! Raw text ⇄ reasoning, text and tool calls, one grammar per model family:
+//!
+//! | grammar | families | calls |
+//! |---|---|---|
+//! | `hermes` | Hermes, Qwen, the built-in policy | `<tool_call>` with a JSON object |
+//! | `qwen3-coder` | Qwen3-Coder | `<tool_call>` with `<function=…>` and `<parameter=…>` |
+//! | `glm` | GLM-4.5 and later | `<tool_call>` with the name, `<arg_key>`, `<arg_value>` |
+//! | `kimi` | Kimi K2 | `<|tool_call_begin|>` with `functions.NAME:N` and JSON |
+//! | `minimax` | MiniMax-M2 | `<minimax:tool_call>` with `<invoke name="…">` |
+//! | `deepseek` | DeepSeek V3, V3.1, R1 | `<｜tool▁call▁begin｜>` with name, separator, JSON |
+//! | `mistral` | Mistral, Magistral, Devstral | `[TOOL_CALLS]`, a JSON list or name, `[ARGS]`, JSON |
+//! | `llama3` | Llama 3.1 and later | the whole reply is JSON |
+//! | `harmony` | gpt-oss | channels |
+//!
+//! These are ours and not those of a library: the one that is maintained for Rust parses
+//! asynchronously, brings 135 packages into a crate that is to stay pure, and has no harmony. A
+//! parse failure never loses text: what cannot be read stays content, and is counted.
 
-pub mod hermes;
+mod blocks;
+mod families;
+mod harmony;
+mod hermes;
+#[cfg(test)]
+mod tests;
+mod whole;
 
-use record::{Conversation, Message, Role, ToolCall};
+use record::{Conversation, Message, Role, ToolCall, ToolSpec};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -15,8 +36,9 @@ pub trait Grammar: Send + Sync + std::fmt::Debug {
     fn name(&self) -> &'static str;
 
     /// Takes a reply apart. `text` has no end-of-turn token any more; `in_thought` tells that
-    /// the prompt itself opened the reasoning.
-    fn parse(&self, text: &str, in_thought: bool) -> Pieces;
+    /// the prompt itself opened the reasoning; `tools` are those of the request: some families
+    /// write arguments without their types.
+    fn parse(&self, text: &str, in_thought: bool, tools: &[ToolSpec]) -> Pieces;
 
     /// Writes a message, without an end-of-turn token. Used only when the template cannot tell.
     fn write(&self, message: &Message) -> String;
@@ -60,19 +82,39 @@ impl Parsed {
     }
 }
 
-/// The grammar of a model, told by its template. All templates get [`hermes`] for now.
-pub(crate) fn detect(_template: &str) -> Box<dyn Grammar> {
-    Box::new(hermes::Hermes)
+/// The grammar of a model, told by the marks that its template prints. The rarest marks are
+/// looked for first; a template with none of them gets `hermes`.
+pub(crate) fn detect(template: &str) -> Box<dyn Grammar> {
+    let has = |mark: &str| template.contains(mark);
+    if has("<|channel|>") {
+        Box::new(harmony::Harmony)
+    } else if has("<｜tool▁call") {
+        Box::new(families::DEEPSEEK)
+    } else if has("<|tool_calls_section_begin|>") {
+        Box::new(families::KIMI)
+    } else if has("<minimax:tool_call>") {
+        Box::new(families::MINIMAX)
+    } else if has("<arg_key>") {
+        Box::new(families::GLM)
+    } else if has("<function=") {
+        Box::new(families::QWEN3_CODER)
+    } else if has("[TOOL_CALLS]") {
+        Box::new(whole::Mistral)
+    } else if has("<|python_tag|>") || (has("<|start_header_id|>") && has("\"parameters\"")) {
+        Box::new(whole::Llama3)
+    } else {
+        Box::new(hermes::HERMES)
+    }
 }
 
-pub(crate) fn parse(inner: &Inner, raw: &str) -> Parsed {
+pub(crate) fn parse(inner: &Inner, raw: &str, tools: &[ToolSpec]) -> Parsed {
     let text = inner
         .stop_texts
         .iter()
         .find_map(|stop| raw.strip_suffix(stop.as_str()))
         .unwrap_or(raw);
     let in_thought = inner.grammar.opens_thought(&inner.turn.generation_prompt);
-    let pieces = inner.grammar.parse(text, in_thought);
+    let pieces = inner.grammar.parse(text, in_thought, tools);
     let mut message = Message::text(Role::Assistant, pieces.content);
     message.reasoning = pieces.reasoning;
     message.tool_calls = pieces

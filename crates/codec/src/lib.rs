@@ -68,7 +68,7 @@ pub use continuation::Prompt;
 pub use error::CodecError;
 pub use grammar::Parsed;
 pub use memory::{Memory, Remembered};
-use record::{Conversation, Message};
+use record::{Conversation, Message, ToolSpec};
 pub use self_check::Mode;
 
 use crate::{files::Files, grammar::Grammar, template::Template, tokens::Tokens};
@@ -275,7 +275,21 @@ impl Codec {
     /// [`Parsed::with_ids`] to make them unique within a rollout.
     #[must_use]
     pub fn parse(&self, raw: &str) -> Parsed {
-        grammar::parse(&self.inner, raw)
+        self.parse_with(raw, &[])
+    }
+
+    /// As [`Codec::parse`], with the tools of the request: some model families write arguments
+    /// without their types, and only the tool's schema tells the text `"1"` from the number `1`.
+    #[must_use]
+    pub fn parse_with(&self, raw: &str, tools: &[ToolSpec]) -> Parsed {
+        grammar::parse(&self.inner, raw, tools)
+    }
+
+    /// The model family whose way of writing reasoning and calls is read and written, told by
+    /// the template.
+    #[must_use]
+    pub fn grammar(&self) -> &'static str {
+        self.inner.grammar.name()
     }
 
     /// The raw text that a model would generate for this assistant message, end of turn

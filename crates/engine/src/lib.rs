@@ -1,12 +1,12 @@
 //! What turns tokens into tokens.
 //!
 //! One trait, [`Engine`]; the gateway knows nothing else of a model. Kinds: `embedded` (the
-//! transformer of crate `model`, in this process) and `scripted` (a policy given as code or as a
-//! replay file).
-
-pub mod scripted;
+//! transformer of crate `model`, in this process), `scripted` (a policy given as code or as a
+//! replay file), and those behind HTTP: vLLM, SGLang and text-only servers (`remote`).
 
 pub mod embedded;
+pub mod remote;
+pub mod scripted;
 
 use std::sync::Arc;
 

@@ -2,7 +2,9 @@
 //!
 //! `serve_scripted DIR` serves one rollout with the key `crash-test-key`, prints its address, and
 //! goes on until it is killed. `serve_scripted DIR bench CLIENTS CALLS` makes the calls itself, one
-//! rollout per client, and prints how many per second there were.
+//! rollout per client, and prints how many per second there were. `serve_scripted DIR turns COUNT
+//! BYTES` plays one conversation of so many turns, each with a tool result of so many bytes, and
+//! prints what a turn costs at its beginning and at its end.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -36,7 +38,7 @@ async fn main() -> Result<(), AnyError> {
         Ledger::create(dir)?
     };
     let codec = support::codec();
-    let engine = support::Puppet::new(&codec);
+    let engine = support::Puppet::with_context(&codec, 1 << 20);
     let gateway = Gateway::start(support::config(), engine, codec, ledger.clone()).await?;
     // A killed run leaves calls behind; this one has a name of its own.
     let name = format!("run{}", ledger.counts()?.notes);
@@ -75,6 +77,44 @@ async fn main() -> Result<(), AnyError> {
             say(&format!(
                 "{clients} clients, {calls} calls each: {rate:.0} calls/s"
             ))?;
+            for line in gateway.metrics_text().lines() {
+                if line.contains("stage_seconds_sum") {
+                    say(line)?;
+                }
+            }
+            gateway.shutdown(Duration::from_secs(10)).await;
+            ledger.close().await?;
+            Ok(())
+        }
+        Some(["turns", count, bytes]) => {
+            let (count, bytes): (usize, usize) = (count.parse()?, bytes.parse()?);
+            let access = gateway.open(support::rollout_of(&format!("{name}.turns"), u32::MAX))?;
+            let path = support::path(&access);
+            let mut client = Client::tcp(address).await;
+            let mut request = support::ask("go");
+            request["tools"] = support::tools();
+            for turn in 1..=count {
+                let started = Instant::now();
+                let answer = client.post(&path, &[], &request).await;
+                let taken = started.elapsed();
+                assert_eq!(answer.status(), 200, "{}", answer.text());
+                let history = request.to_string().len();
+                if [1, 2, 10, 40, 128].contains(&turn) || turn == count {
+                    say(&format!(
+                        "turn {turn}: {:.1} ms, history {history} bytes, prompt {} tokens",
+                        taken.as_secs_f64() * 1000.0,
+                        answer.json()["usage"]["prompt_tokens"],
+                    ))?;
+                }
+                let message = answer.message();
+                let id = message["tool_calls"][0]["id"].clone();
+                let result = format!("{turn} {}", "line of output\n".repeat(bytes / 15));
+                let list = request["messages"].as_array_mut().ok_or("no messages")?;
+                list.push(message);
+                list.push(
+                    serde_json::json!({"role": "tool", "tool_call_id": id, "content": result}),
+                );
+            }
             for line in gateway.metrics_text().lines() {
                 if line.contains("stage_seconds_sum") {
                     say(line)?;

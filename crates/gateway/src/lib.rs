@@ -13,7 +13,8 @@
 //! | `work` | one call: prompt, engine, parse, ledger |
 //! | `route` | path and credentials of a request |
 //! | `receive` | reading a body within limits |
-//! | `chat` | Chat Completions: from request to response |
+//! | `answer` | from request to response, in any dialect; counts of tokens |
+//! | `responses` | conversations that a later request continues by naming them |
 //! | `reply` | response bodies, early headers, keep-alives |
 //! | `connection` | a socket that knows when a reply has really left |
 //! | `serve` | listeners, connections, shutdown |
@@ -54,21 +55,23 @@
 //! # Early headers
 //!
 //! A stream's headers are held back for at most [`config::Config::headers_after_ms`], so that quick
-//! failures keep their status code. After that they are sent, then a comment every
-//! [`config::Config::keep_alive_s`], and a failure becomes the dialect's error event.
+//! failures keep their status code. After that they are sent, then the dialect's sign of life every
+//! [`config::Config::keep_alive_s`] (none for Gemini, whose clients stumble over it), and a failure
+//! becomes the dialect's error event.
 
 pub mod config;
 pub mod error;
 pub mod refusal;
 
 mod admin;
+mod answer;
 mod attempt;
-mod chat;
 mod connection;
 mod metrics;
 mod receive;
 mod registry;
 mod reply;
+mod responses;
 mod route;
 mod serve;
 mod session;

@@ -2,9 +2,11 @@
 
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
+use record::Dialect;
+use serde_json::Value;
 use wire::ErrorKind;
 
-use crate::reply::ReplyBody;
+use crate::reply::{ReplyBody, Shape};
 
 /// Why a request got no answer of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,12 +127,12 @@ impl Refusal {
         }
     }
 
-    /// As a response in the shape of Chat Completions.
-    pub(crate) fn response(&self) -> Response<ReplyBody> {
+    /// As a response.
+    pub(crate) fn response(&self, dialect: Dialect) -> Response<ReplyBody> {
         let kind = self.cause.kind();
-        let (status, mut body) = wire::chat::error_body(&kind, &self.message);
+        let (status, mut body) = wire::dialect::error_body(dialect, &kind, &self.message);
         if self.cause == Cause::CallsMax
-            && let Some(code) = body.pointer_mut("/error/code")
+            && let Some(code @ (Value::String(_) | Value::Null)) = body.pointer_mut("/error/code")
         {
             *code = self.cause.name().into();
         }
@@ -149,7 +151,12 @@ impl Refusal {
     }
 
     /// As the last event of a stream that has begun.
-    pub(crate) fn event(&self) -> Bytes {
-        Bytes::from(wire::chat::error_event(&self.cause.kind(), &self.message))
+    pub(crate) fn event(&self, shape: &Shape) -> Bytes {
+        Bytes::from(wire::dialect::error_event(
+            shape.dialect,
+            &self.cause.kind(),
+            &self.message,
+            &shape.form,
+        ))
     }
 }

@@ -8,7 +8,9 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
+use record::Dialect;
 use tokio::time::Interval;
+use wire::{Form, Reply, dialect};
 
 use crate::attempt::AttemptGuard;
 use crate::connection::Parked;
@@ -17,15 +19,45 @@ use crate::session::Outcome;
 /// The future that a stream waits for.
 pub(crate) type Pending = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
-/// How an outcome is written when a stream gets it.
-pub(crate) type Render = fn(Outcome, bool) -> Bytes;
+/// How a reply to one request is written.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    pub(crate) dialect: Dialect,
+    pub(crate) form: Form,
+}
+
+impl Shape {
+    /// As one body.
+    pub(crate) fn body(&self, reply: &Reply) -> Bytes {
+        Bytes::from(dialect::reply_body(self.dialect, reply, &self.form).to_string())
+    }
+
+    /// As a stream that begins when the outcome is there. Whole texts are one delta: every
+    /// client takes them, and fewer frames are cheaper for both sides.
+    pub(crate) fn events(&self, outcome: &Outcome) -> Bytes {
+        match outcome {
+            Ok(reply) => {
+                let frames = dialect::reply_events(self.dialect, reply, &self.form, usize::MAX);
+                Bytes::from(frames.concat())
+            }
+            Err(refusal) => refusal.event(self),
+        }
+    }
+
+    pub(crate) fn content_type(&self, stream: bool) -> &'static str {
+        if stream && !self.form.json_list {
+            "text/event-stream"
+        } else {
+            "application/json"
+        }
+    }
+}
 
 /// What a stream does until its reply is there.
 struct Waiting {
     outcome: Pending,
     keep_alive: Interval,
-    include_usage: bool,
-    render: Render,
+    shape: Shape,
 }
 
 /// The attempt that a body belongs to, and where it parks when its last piece was taken.
@@ -77,8 +109,7 @@ impl ReplyBody {
     pub(crate) fn waiting(
         outcome: Pending,
         keep_alive: Interval,
-        include_usage: bool,
-        render: Render,
+        shape: Shape,
         delivery: Delivery,
     ) -> Self {
         Self {
@@ -87,8 +118,7 @@ impl ReplyBody {
             waiting: Some(Waiting {
                 outcome,
                 keep_alive,
-                include_usage,
-                render,
+                shape,
             }),
             delivery: Some(delivery),
         }
@@ -106,14 +136,18 @@ impl Body for ReplyBody {
         if let Some(waiting) = &mut self.waiting {
             match waiting.outcome.as_mut().poll(context) {
                 Poll::Ready(outcome) => {
-                    self.last = Some((waiting.render)(outcome, waiting.include_usage));
+                    self.last = Some(waiting.shape.events(&outcome));
                     self.waiting = None;
                 }
                 Poll::Pending => {
+                    // Not every client takes signs of life: some get early headers and silence.
+                    let Some(sign) = dialect::keep_alive(waiting.shape.dialect) else {
+                        return Poll::Pending;
+                    };
                     return waiting
                         .keep_alive
                         .poll_tick(context)
-                        .map(|_| Some(Ok(Frame::data(Bytes::from_static(KEEP_ALIVE)))));
+                        .map(|_| Some(Ok(Frame::data(Bytes::from_static(sign.as_bytes())))));
                 }
             }
         }
@@ -137,5 +171,3 @@ impl Body for ReplyBody {
         }
     }
 }
-
-const KEEP_ALIVE: &[u8] = wire::chat::KEEP_ALIVE.as_bytes();

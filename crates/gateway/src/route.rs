@@ -1,32 +1,95 @@
 //! What a request wants and who sends it, from its path and headers alone.
 
 use http::{HeaderMap, Method, Uri, header};
+use record::Dialect;
+use wire::Target;
 
 /// What a request wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// `POST …/chat/completions`.
-    Chat,
-    /// `GET …/models`.
-    Models,
-    /// `GET …/models/NAME`.
-    Model(String),
-    /// Anything else.
-    Unknown,
+    /// A reply of the model.
+    Call(Dialect, Target),
+    /// The number of tokens that a call's prompt would have.
+    Count(Dialect, Target),
+    /// The list of models.
+    Models(Dialect),
+    /// One model.
+    Model(Dialect, String),
+    /// A WebSocket in place of a request: refused with the status on which clients fall back to
+    /// HTTP.
+    Upgrade(Dialect),
+    /// Is somebody there?
+    Probe,
+    /// Anything else, and the dialect that the client most likely speaks.
+    Unknown(Dialect),
 }
 
 /// Looks at the last segments only: harnesses put whatever they like before them, and append
 /// queries.
-pub(crate) fn route(method: &Method, uri: &Uri) -> Route {
+pub(crate) fn route(method: &Method, uri: &Uri, headers: &HeaderMap) -> Route {
     let mut last = uri.path().rsplit('/').filter(|segment| !segment.is_empty());
-    let end = last.next();
-    let before = last.next();
-    let reads = method == Method::GET || method == Method::HEAD;
+    let end = last.next().unwrap_or_default();
+    let before = last.next().unwrap_or_default();
+    let spoken = spoken(uri, headers);
+    if *method == Method::POST {
+        return match (before, end) {
+            ("chat", "completions") => Route::Call(Dialect::Chat, Target::default()),
+            ("messages", "count_tokens") => Route::Count(Dialect::Messages, Target::default()),
+            ("responses", "input_tokens") => Route::Count(Dialect::Responses, Target::default()),
+            (_, "messages") => Route::Call(Dialect::Messages, Target::default()),
+            (_, "responses") => Route::Call(Dialect::Responses, Target::default()),
+            (_, end) => gemini(end, uri).unwrap_or(Route::Unknown(spoken)),
+        };
+    }
+    if *method != Method::GET && *method != Method::HEAD {
+        return Route::Unknown(spoken);
+    }
+    let upgrades = headers
+        .get(header::UPGRADE)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"));
     match (before, end) {
-        (Some("chat"), Some("completions")) if method == Method::POST => Route::Chat,
-        (_, Some("models")) if reads => Route::Models,
-        (Some("models"), Some(name)) if reads => Route::Model(name.to_owned()),
-        _ => Route::Unknown,
+        _ if upgrades => Route::Upgrade(spoken),
+        (_, "models") => Route::Models(spoken),
+        ("models", name) => Route::Model(spoken, name.to_owned()),
+        ("api", "hello") | (_, "" | "health" | "healthz") => Route::Probe,
+        // The base URL itself, with the key in it.
+        ("r", _) => Route::Probe,
+        // Whoever asks for no content wants to know whether somebody is there.
+        _ if *method == Method::HEAD => Route::Probe,
+        _ => Route::Unknown(spoken),
+    }
+}
+
+/// `MODEL:METHOD`.
+fn gemini(segment: &str, uri: &Uri) -> Option<Route> {
+    let (model, method) = segment.split_once(':')?;
+    let stream = method == "streamGenerateContent";
+    let server_sent = uri
+        .query()
+        .is_some_and(|query| query.split('&').any(|pair| pair == "alt=sse"));
+    let target = Target {
+        model: model.to_owned(),
+        stream,
+        json_list: stream && !server_sent,
+    };
+    match method {
+        "generateContent" | "streamGenerateContent" => Some(Route::Call(Dialect::Gemini, target)),
+        "countTokens" => Some(Route::Count(Dialect::Gemini, target)),
+        _ => None,
+    }
+}
+
+/// The dialect of a client, where the path alone does not tell.
+fn spoken(uri: &Uri, headers: &HeaderMap) -> Dialect {
+    let has = |wanted: &str| uri.path().split('/').any(|segment| segment == wanted);
+    if headers.contains_key("anthropic-version") || has("messages") {
+        Dialect::Messages
+    } else if headers.contains_key("x-goog-api-key") || has("v1beta") {
+        Dialect::Gemini
+    } else if has("responses") {
+        Dialect::Responses
+    } else {
+        Dialect::Chat
     }
 }
 
@@ -72,7 +135,7 @@ pub(crate) fn key<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<&'a str, &
 
 const KEPT_MAX: usize = 32;
 const KEPT_BYTES_MAX: usize = 512;
-const KEPT_NAMES: [&str; 11] = [
+const KEPT_NAMES: [&str; 16] = [
     "anthropic-beta",
     "anthropic-version",
     "openai-beta",
@@ -80,9 +143,14 @@ const KEPT_NAMES: [&str; 11] = [
     "session-id",
     "session_id",
     "thread-id",
+    "traceparent",
     "user-agent",
+    "x-app",
+    "x-client-request-id",
+    "x-goog-api-client",
     "x-openai-subagent",
     "x-parent-session-id",
+    "x-session-affinity",
     "x-session-id",
 ];
 const KEPT_PREFIXES: [&str; 3] = ["x-stainless-", "x-claude-code-", "x-codex-"];
@@ -124,28 +192,113 @@ mod tests {
 
     #[test]
     fn the_last_segments_decide() {
-        for path in [
-            "/chat/completions",
-            "/v1/chat/completions",
-            "/r/abc/openai/v1/chat/completions?beta=true",
-            "//v1//chat/completions/",
+        let none = HeaderMap::new();
+        let post = |path: &str| route(&Method::POST, &uri(path), &none);
+        let get = |path: &str| route(&Method::GET, &uri(path), &none);
+        for (end, expected) in [
+            (
+                "chat/completions",
+                Route::Call(Dialect::Chat, Target::default()),
+            ),
+            (
+                "responses",
+                Route::Call(Dialect::Responses, Target::default()),
+            ),
+            (
+                "messages",
+                Route::Call(Dialect::Messages, Target::default()),
+            ),
+            (
+                "messages/count_tokens",
+                Route::Count(Dialect::Messages, Target::default()),
+            ),
+            (
+                "responses/input_tokens",
+                Route::Count(Dialect::Responses, Target::default()),
+            ),
         ] {
-            assert_eq!(route(&Method::POST, &uri(path)), Route::Chat, "{path}");
+            for path in [
+                format!("/{end}"),
+                format!("/v1/{end}"),
+                format!("/r/abc/proxy/v1/{end}?beta=true"),
+                format!("//v1//{end}/"),
+            ] {
+                assert_eq!(post(&path), expected, "{path}");
+            }
         }
+        assert_eq!(get("/v1/chat/completions"), Route::Unknown(Dialect::Chat));
+        assert_eq!(get("/r/k/v1/models"), Route::Models(Dialect::Chat));
         assert_eq!(
-            route(&Method::GET, &uri("/v1/chat/completions")),
-            Route::Unknown
-        );
-        assert_eq!(route(&Method::GET, &uri("/r/k/v1/models")), Route::Models);
-        assert_eq!(
-            route(&Method::HEAD, &uri("/models/m-1")),
-            Route::Model("m-1".to_owned())
+            get("/v1beta/models?pageSize=9"),
+            Route::Models(Dialect::Gemini)
         );
         assert_eq!(
-            route(&Method::POST, &uri("/v1/completions")),
-            Route::Unknown
+            route(&Method::HEAD, &uri("/models/m-1"), &none),
+            Route::Model(Dialect::Chat, "m-1".to_owned())
         );
-        assert_eq!(route(&Method::HEAD, &uri("/")), Route::Unknown);
+        assert_eq!(post("/v1/completions"), Route::Unknown(Dialect::Chat));
+        assert_eq!(
+            post("/v1/responses/compact"),
+            Route::Unknown(Dialect::Responses)
+        );
+        for path in [
+            "/",
+            "/r/k",
+            "/r/k/",
+            "/api/hello",
+            "/r/k/api/hello",
+            "/healthz",
+        ] {
+            assert_eq!(get(path), Route::Probe, "{path}");
+        }
+        assert_eq!(route(&Method::HEAD, &uri("/anything"), &none), Route::Probe);
+    }
+
+    #[test]
+    fn gemini_has_model_and_stream_in_the_path() {
+        let post = |path: &str| route(&Method::POST, &uri(path), &HeaderMap::new());
+        let target = |stream, json_list| Target {
+            model: "m-1".to_owned(),
+            stream,
+            json_list,
+        };
+        for (end, expected) in [
+            (
+                "generateContent",
+                Route::Call(Dialect::Gemini, target(false, false)),
+            ),
+            (
+                "streamGenerateContent?alt=sse",
+                Route::Call(Dialect::Gemini, target(true, false)),
+            ),
+            (
+                "streamGenerateContent?key=k",
+                Route::Call(Dialect::Gemini, target(true, true)),
+            ),
+            (
+                "countTokens",
+                Route::Count(Dialect::Gemini, target(false, false)),
+            ),
+            ("embedContent", Route::Unknown(Dialect::Gemini)),
+        ] {
+            assert_eq!(
+                post(&format!("/r/k/v1beta/models/m-1:{end}")),
+                expected,
+                "{end}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_websocket_is_told_from_a_request() {
+        let headers = HeaderMap::from_iter([(
+            header::UPGRADE,
+            header::HeaderValue::from_static("WebSocket"),
+        )]);
+        assert_eq!(
+            route(&Method::GET, &uri("/v1/responses"), &headers),
+            Route::Upgrade(Dialect::Responses)
+        );
     }
 
     #[test]

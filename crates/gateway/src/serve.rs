@@ -29,7 +29,7 @@ use crate::refusal::{Cause, Refusal};
 use crate::registry::Registry;
 use crate::reply::ReplyBody;
 use crate::route::{Route, route};
-use crate::{Config, GatewayError, Listen, admin, chat};
+use crate::{Config, GatewayError, Listen, admin, answer};
 
 /// A connection on which nothing comes for so long is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -392,24 +392,39 @@ async fn dispatch(
     parked: &Arc<Parked>,
     request: Request<Incoming>,
 ) -> Response<ReplyBody> {
-    let model =
-        |name: &str| json!({"id": name, "object": "model", "created": 0, "owned_by": "espalier"});
     let configured = shared.config.model.as_str();
-    match route(request.method(), request.uri()) {
-        Route::Chat => chat::answer(shared, parked, request).await,
-        Route::Models => json_response(&json!({"object": "list", "data": [model(configured)]})),
-        Route::Model(name) if name == configured => json_response(&model(configured)),
-        Route::Model(_) | Route::Unknown => {
+    match route(request.method(), request.uri(), request.headers()) {
+        Route::Call(dialect, target) => {
+            answer::answer(shared, parked, dialect, target, request).await
+        }
+        Route::Count(dialect, target) => answer::count(shared, dialect, target, request).await,
+        Route::Models(dialect) => json_response(&wire::dialect::model_list(dialect, &[configured])),
+        Route::Model(dialect, name) if name == configured => {
+            json_response(&wire::dialect::model(dialect, configured))
+        }
+        Route::Probe => json_response(&json!({"status": "ok"})),
+        Route::Upgrade(dialect) => {
+            let mut response = Refusal::new(
+                Cause::NotFound,
+                "WebSockets are not served here: send the request over HTTP",
+            )
+            .response(dialect);
+            *response.status_mut() = StatusCode::UPGRADE_REQUIRED;
+            let headers = response.headers_mut();
+            headers.insert(header::UPGRADE, HeaderValue::from_static("HTTP/1.1"));
+            response
+        }
+        Route::Model(dialect, _) | Route::Unknown(dialect) => {
             shared.metrics.refuse(Cause::NotFound);
             let mut response = Refusal::new(
                 Cause::NotFound,
                 format!(
-                    "nothing is served at {} {}: this gateway speaks POST chat/completions and GET models",
+                    "nothing is served at {} {}: this gateway speaks POST chat/completions, responses, messages and models/MODEL:generateContent, and GET models",
                     request.method(),
                     without_key(request.uri().path()),
                 ),
             )
-            .response();
+            .response(dialect);
             // What is left of a body is not worth reading.
             if request.method() != http::Method::HEAD && request.method() != http::Method::GET {
                 response
@@ -429,7 +444,7 @@ fn without_key(path: &str) -> &str {
     }
 }
 
-fn json_response(value: &serde_json::Value) -> Response<ReplyBody> {
+pub(crate) fn json_response(value: &serde_json::Value) -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::text(Bytes::from(value.to_string())));
     *response.status_mut() = StatusCode::OK;
     response.headers_mut().insert(

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::refusal::{Cause, Refusal};
+use crate::responses::Responses;
 
 /// What is known of a rollout.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -107,6 +108,8 @@ pub(crate) struct Session {
     replays_max: u32,
     /// What the codec continues from.
     pub(crate) memory: Mutex<Memory>,
+    /// What later requests may continue by naming it.
+    pub(crate) responses: Responses,
     /// Orders the writes of this rollout to the ledger, so that an older list of attempts never
     /// overwrites a newer one.
     /// Holds whether calls of an earlier, interrupted run under the same id are out of the ledger.
@@ -165,6 +168,7 @@ impl Session {
             calls_max: open.calls_max,
             replays_max,
             memory: Mutex::default(),
+            responses: Responses::default(),
             writing: tokio::sync::Mutex::default(),
             cancel,
             state: Mutex::new(State {

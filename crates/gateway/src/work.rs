@@ -13,7 +13,6 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use wire::chat::ChatRequest;
 
 use crate::refusal::{Cause, Refusal};
 use crate::serve::{Shared, now_ms};
@@ -30,8 +29,9 @@ pub(crate) struct Work {
     pub(crate) dialect: Dialect,
     pub(crate) digest: String,
     pub(crate) headers: Vec<(String, String)>,
-    pub(crate) request: Value,
-    pub(crate) chat: ChatRequest,
+    /// The body as it came.
+    pub(crate) body: Value,
+    pub(crate) request: wire::Request,
 }
 
 /// Seed of one call, from the rollout's seed and the call's index: SHA-256 over both as
@@ -102,7 +102,7 @@ async fn call(shared: &Arc<Shared>, session: &Arc<Session>, work: Work) -> Outco
             continuation: Continuation::default(),
         },
         sampling: session.sampling.clone(),
-        conversation: Arc::new(work.chat.conversation.clone()),
+        conversation: Arc::new(work.request.conversation.clone()),
     };
     let answer = match prepare(shared, session, &work, &mut draft).await {
         Ok(()) => generate(shared, session, &work, &draft).await,
@@ -153,9 +153,7 @@ async fn prepare(
     let too_long = |prompt_tokens: u32| Failure {
         refusal: Refusal::new(
             Cause::TooLong,
-            format!(
-                "This model's maximum context length is {context} tokens, but the prompt has {prompt_tokens} tokens: shorten the messages (prompt is too long)"
-            ),
+            wire::dialect::too_long(work.dialect, prompt_tokens, context),
         ),
         outcome: Some(AttemptOutcome::TooLong {
             prompt_tokens,
@@ -164,23 +162,12 @@ async fn prepare(
         fault: None,
     };
     draft.sampling = sampling(shared, session, work);
-    let at_least = text_bytes(&work.chat.conversation) / TEXT_BYTES_PER_TOKEN_MAX;
+    let at_least = text_bytes(&work.request.conversation) / TEXT_BYTES_PER_TOKEN_MAX;
     if at_least > context as usize {
         return Err(too_long(u32::try_from(at_least).unwrap_or(u32::MAX)));
     }
     let started = Instant::now();
-    let rendered = {
-        let (codec, session) = (Arc::clone(&shared.codec), Arc::clone(session));
-        let conversation = Arc::clone(&draft.conversation);
-        blocking(move || {
-            let memory = session
-                .memory
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            codec.prompt(&conversation, &memory)
-        })
-        .await?
-    };
+    let rendered = render(shared, session, &draft.conversation).await?;
     shared
         .metrics
         .render_s
@@ -218,6 +205,37 @@ async fn prepare(
     Ok(())
 }
 
+async fn render(
+    shared: &Arc<Shared>,
+    session: &Arc<Session>,
+    conversation: &Arc<Conversation>,
+) -> Result<Result<Prompt, CodecError>, Failure> {
+    let (codec, session) = (Arc::clone(&shared.codec), Arc::clone(session));
+    let conversation = Arc::clone(conversation);
+    blocking(move || {
+        let memory = session
+            .memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        codec.prompt(&conversation, &memory)
+    })
+    .await
+}
+
+/// Tokens of the prompt that this conversation would have now.
+pub(crate) async fn count(
+    shared: &Arc<Shared>,
+    session: &Arc<Session>,
+    conversation: Conversation,
+) -> Result<u32, Refusal> {
+    let conversation = Arc::new(conversation);
+    match render(shared, session, &conversation).await {
+        Ok(Ok(prompt)) => Ok(u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX)),
+        Ok(Err(error)) => Err(Refusal::new(Cause::BadRequest, error.to_string())),
+        Err(failure) => Err(failure.refusal),
+    }
+}
+
 fn text_bytes(conversation: &Conversation) -> usize {
     conversation
         .messages
@@ -232,7 +250,7 @@ fn text_bytes(conversation: &Conversation) -> usize {
 
 /// The rollout's settings, and within them what the client wishes.
 fn sampling(shared: &Shared, session: &Session, work: &Work) -> Sampling {
-    let wishes = &work.chat.sampling;
+    let wishes = &work.request.sampling;
     let mut sampling = session.sampling.clone();
     sampling.seed = call_seed(session.spec.seed, work.index);
     if !session.sampling_fixed {
@@ -277,7 +295,7 @@ async fn generate(
         .observe(started.elapsed().as_secs_f64());
     let generation = match generated {
         Ok(Ok(generation)) => generation,
-        Ok(Err(error)) => return Err(engine_failure(shared, &error)),
+        Ok(Err(error)) => return Err(engine_failure(shared, work.dialect, &error)),
         Err(_) => {
             let reason = format!("no reply within {} s", limit.as_secs());
             return Err(failed(shared, "timeout", Cause::EngineFailed, reason));
@@ -302,9 +320,12 @@ async fn generate(
     count("generated", generation.token_ids.len() as u64);
     count("prompt_cached", generation.cached_tokens.into());
     let (codec, index) = (Arc::clone(&shared.codec), work.index);
+    let conversation = Arc::clone(&draft.conversation);
     blocking(move || {
         let raw_text = codec.decode(&generation.token_ids);
-        let parsed = codec.parse(&raw_text).with_ids(index);
+        let parsed = codec
+            .parse_with(&raw_text, &conversation.tools)
+            .with_ids(index);
         Answer {
             generation,
             raw_text,
@@ -315,14 +336,17 @@ async fn generate(
     .await
 }
 
-fn engine_failure(shared: &Shared, error: &EngineError) -> Failure {
+fn engine_failure(shared: &Shared, dialect: Dialect, error: &EngineError) -> Failure {
     let (kind, cause) = match error {
         EngineError::TooLong {
             prompt_tokens,
             context_tokens_max,
         } => {
             return Failure {
-                refusal: Refusal::new(Cause::TooLong, format!("prompt is too long: {error}")),
+                refusal: Refusal::new(
+                    Cause::TooLong,
+                    wire::dialect::too_long(dialect, *prompt_tokens, *context_tokens_max),
+                ),
                 outcome: Some(AttemptOutcome::TooLong {
                     prompt_tokens: *prompt_tokens,
                     context_tokens_max: *context_tokens_max,
@@ -400,7 +424,7 @@ async fn save(
         let call = Call {
             id: id.clone(),
             dialect: work.dialect,
-            request: work.request.clone(),
+            request: work.body.clone(),
             headers: work.headers.clone(),
             digest: work.digest.clone(),
             conversation: Conversation::clone(conversation),
@@ -444,14 +468,23 @@ async fn save(
         shared.metrics.parse_failures.inc();
     }
     session.done(work.index, answer.parse_failed);
+    let reply_id = reply_id(work.dialect, &id);
+    if work.dialect == Dialect::Responses && work.body["store"] != false {
+        session.responses.keep(
+            &reply_id,
+            conversation,
+            work.request.instructed,
+            &answer.reply,
+        );
+    }
     let tokens = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     Ok(Some(wire::Reply {
-        id: reply_id(&id),
+        id: reply_id,
         created_s: now_ms() / 1000,
-        model: if work.chat.model.is_empty() {
+        model: if work.request.model.is_empty() {
             shared.config.model.clone()
         } else {
-            work.chat.model.clone()
+            work.request.model.clone()
         },
         message: answer.reply,
         finish: answer.generation.finish,
@@ -463,10 +496,11 @@ async fn save(
     }))
 }
 
-/// Letters and digits only: they survive every client.
-fn reply_id(id: &CallId) -> String {
+/// The provider's prefix, then letters and digits only: they survive every client.
+fn reply_id(dialect: Dialect, id: &CallId) -> String {
     let hash = Sha256::digest(id.to_string().as_bytes());
-    format!("chatcmpl{}", hex::encode(&hash[..12]))
+    let prefix = wire::dialect::reply_id_prefix(dialect);
+    format!("{prefix}{}", hex::encode(&hash[..12]))
 }
 
 /// Runs work that takes milliseconds of CPU off the async workers.

@@ -92,6 +92,21 @@ async fn through_pi() {
     all_worth_one("pi", 3, 2).await;
 }
 
+/// Anthropic Messages: inputs come back in the order of the schema, cache marks move, system
+/// messages stand in the midst of the list.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "400 MB to install"]
+async fn through_claude_code() {
+    all_worth_one("claude-code", 3, 2).await;
+}
+
+/// OpenAI Responses: items, custom tools and namespaces.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "400 MB to install"]
+async fn through_codex() {
+    all_worth_one("codex", 3, 2).await;
+}
+
 /// Clock ticks of this process and of all children that it has waited for.
 fn cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();

@@ -2,15 +2,19 @@
 //!
 //! Retries differ in their bytes (Codex writes an object in random key order), in fields that
 //! do not reach the model (`stream` when a client falls back from a broken stream, a shrinking
-//! `max_tokens`, session metadata) and in cache marks. None of these count.
+//! `max_tokens`, session metadata, features of the provider that a client gives up after a
+//! refusal) and in cache marks. None of these count.
 
 use record::Dialect;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 /// Top-level fields that do not count, in every dialect.
-pub const VOLATILE: [&str; 14] = [
+pub const VOLATILE: [&str; 17] = [
+    "betas",
     "client_metadata",
+    "context_management",
+    "include",
     "max_completion_tokens",
     "max_output_tokens",
     "max_tokens",

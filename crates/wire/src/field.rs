@@ -89,3 +89,21 @@ pub(crate) fn count(
         })
         .transpose()
 }
+
+/// A list of texts, or one text; empty ones are left out.
+pub(crate) fn strings(object: &Map<String, Value>, name: &str) -> Result<Vec<String>, WireError> {
+    let list = match present(object, name) {
+        None => return Ok(Vec::new()),
+        Some(one @ Value::String(_)) => std::slice::from_ref(one),
+        Some(Value::Array(many)) => many.as_slice(),
+        Some(other) => return Err(refuse(name, "a string or strings", other)),
+    };
+    list.iter()
+        .map(|item| {
+            item.as_str()
+                .map(str::to_owned)
+                .ok_or_else(|| refuse(name, "strings", item))
+        })
+        .filter(|item| !matches!(item, Ok(text) if text.is_empty()))
+        .collect()
+}

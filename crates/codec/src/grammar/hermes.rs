@@ -1,141 +1,28 @@
 //! `<think>…</think>`, text, and any number of `<tool_call>` blocks that hold one JSON object with
-//! `name` and `arguments`.
-//!
-//! White space around the JSON and around blocks does not matter. A block that is not closed, is
-//! no JSON, or has no name, stays in the text as it was written, and the reply counts as failed.
-//! Text before, between and after calls is content: trimmed and joined by line breaks. Without
-//! calls the text is kept to the byte, but for the line breaks behind the reasoning.
+//! `name` and `arguments`: Hermes, Qwen, the built-in policy.
 
-use record::Message;
-use serde_json::{Map, Value};
+use record::ToolSpec;
+use serde_json::{Map, Value, json};
 
-use super::{Grammar, Pieces};
+use super::blocks::{Calls, Marks, named};
 use crate::python_json::{Style, dumps};
 
-const THINK: &str = "<think>";
-const THINK_END: &str = "</think>";
-const CALL: &str = "<tool_call>";
-const CALL_END: &str = "</tool_call>";
+pub(super) const HERMES: Marks = Marks {
+    name: "hermes",
+    think: ("<think>", "</think>"),
+    section: None,
+    block: ("<tool_call>", "</tool_call>"),
+    read,
+    write,
+};
 
-/// The grammar of Hermes and Qwen.
-#[derive(Debug, Clone, Copy)]
-pub struct Hermes;
-
-/// A call from the inside of a block.
-fn call(inner: &str) -> Option<(String, Value)> {
-    let Ok(Value::Object(mut object)) = serde_json::from_str::<Value>(inner.trim()) else {
-        return None;
-    };
-    let Some(Value::String(name)) = object.shift_remove("name") else {
-        return None;
-    };
-    if name.trim().is_empty() {
-        return None;
-    }
-    let arguments = match object.shift_remove("arguments") {
-        None | Some(Value::Null) => Value::Object(Map::new()),
-        Some(Value::Object(arguments)) => Value::Object(arguments),
-        // Some models write the object as a string, as the wire does.
-        Some(Value::String(text)) => match serde_json::from_str(&text) {
-            Ok(Value::Object(arguments)) => Value::Object(arguments),
-            _ => return None,
-        },
-        Some(_) => return None,
-    };
-    Some((name, arguments))
+fn read(inner: &str, _tools: &[ToolSpec]) -> Option<Calls> {
+    named(inner, &["arguments"]).map(|call| vec![call])
 }
 
-/// Splits reasoning off: the reasoning, the rest, and whether it was left open.
-fn thought(text: &str, in_thought: bool) -> (Option<&str>, &str, bool) {
-    let start = text.trim_start();
-    let after = match (start.strip_prefix(THINK), in_thought) {
-        (Some(after), _) => after,
-        (None, true) => text,
-        (None, false) => return (None, text, false),
-    };
-    match after.split_once(THINK_END) {
-        Some((reasoning, rest)) => (Some(reasoning), rest.trim_start_matches('\n'), false),
-        None => (Some(after), "", true),
-    }
-}
-
-impl Grammar for Hermes {
-    fn name(&self) -> &'static str {
-        "hermes"
-    }
-
-    fn parse(&self, text: &str, in_thought: bool) -> Pieces {
-        let (reasoning, body, open) = thought(text, in_thought);
-        let mut pieces = Pieces {
-            reasoning: reasoning
-                .map(str::trim)
-                .filter(|reasoning| !reasoning.is_empty())
-                .map(str::to_owned),
-            failed: open,
-            ..Pieces::default()
-        };
-        // Runs of text between calls; a malformed block belongs to the run it stands in.
-        let mut runs = Vec::new();
-        let mut run_start = 0;
-        let mut from = 0;
-        while let Some(found) = body[from..].find(CALL) {
-            let open = from + found;
-            let inside = open + CALL.len();
-            let Some(length) = body[inside..].find(CALL_END) else {
-                pieces.failed = true;
-                break;
-            };
-            let end = inside + length + CALL_END.len();
-            match call(&body[inside..inside + length]) {
-                Some(call) => {
-                    pieces.calls.push(call);
-                    runs.push(&body[run_start..open]);
-                    run_start = end;
-                    from = end;
-                }
-                None => {
-                    pieces.failed = true;
-                    // A block may have been opened twice: try again behind the first opening.
-                    from = inside;
-                }
-            }
-        }
-        runs.push(&body[run_start..]);
-        pieces.content = if pieces.calls.is_empty() {
-            body.to_owned()
-        } else {
-            runs.iter()
-                .map(|run| run.trim())
-                .filter(|run| !run.is_empty())
-                .collect::<Vec<_>>()
-                .join("\n")
-        };
-        pieces
-    }
-
-    fn write(&self, message: &Message) -> String {
-        let mut out = String::new();
-        if let Some(reasoning) = &message.reasoning {
-            out.push_str(&format!("{THINK}\n{reasoning}\n{THINK_END}\n\n"));
-        }
-        out.push_str(&message.text_content());
-        for call in &message.tool_calls {
-            if !out.is_empty() && !out.ends_with('\n') {
-                out.push('\n');
-            }
-            let block = serde_json::json!({"name": call.name, "arguments": call.arguments});
-            let json = dumps(&block, &Style::new(None));
-            out.push_str(&format!("{CALL}\n{json}\n{CALL_END}"));
-        }
-        out
-    }
-
-    fn opens_thought(&self, generation_prompt: &str) -> bool {
-        match generation_prompt.rfind(THINK) {
-            Some(at) => !generation_prompt[at..].contains(THINK_END),
-            None => false,
-        }
-    }
+fn write(name: &str, arguments: &Map<String, Value>, _position: usize) -> String {
+    let block = json!({"name": name, "arguments": arguments});
+    format!("\n{}\n", dumps(&block, &Style::new(None)))
 }
 
 #[cfg(test)]
@@ -143,10 +30,15 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
+    use record::Message;
+
     use super::*;
+    use crate::grammar::{Grammar, Pieces};
+
+    const CALL: &str = "<tool_call>";
 
     fn parse(text: &str) -> Pieces {
-        Hermes.parse(text, false)
+        HERMES.parse(text, false, &[])
     }
 
     const LS: &str = r#"<tool_call>{"name":"ls","arguments":{"z":1,"a":2}}</tool_call>"#;
@@ -238,7 +130,7 @@ mod tests {
 
         #[test]
         fn nothing_is_lost_and_nothing_panics(text in "(<tool_call>|</tool_call>|<think>|</think>|\\{\"name\":\"f\"\\}|\\PC|\n){0,24}", in_thought: bool) {
-            let pieces = Hermes.parse(&text, in_thought);
+            let pieces = HERMES.parse(&text, in_thought, &[]);
             if pieces.calls.is_empty() && pieces.reasoning.is_none() && !text.contains("</think>") && !pieces.failed {
                 prop_assert_eq!(pieces.content, text);
             } else if !pieces.failed {
@@ -247,18 +139,17 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(text in "[a-z.]{0,10}", reasoning in prop::option::of("[a-z.]{1,10}"), names in prop::collection::vec("[a-z_]{1,8}", 0..4), argument in ".{0,10}") {
+        fn what_is_written_is_read(text in "[a-z.]{0,10}", reasoning in prop::option::of("[a-z.]{1,10}"), names in prop::collection::vec("[a-z_]{1,8}", 0..4), argument in "(.|</tool_call>){0,10}") {
             let mut message = Message::text(record::Role::Assistant, text);
             message.reasoning = reasoning;
             message.tool_calls = names.iter().map(|name| record::ToolCall {
                 id: String::new(), name: name.clone(), arguments: json!({"a": argument, "b": [1, {}]}),
             }).collect();
-            let pieces = parse(&Hermes.write(&message));
+            let pieces = parse(&HERMES.write(&message));
             prop_assert_eq!(&pieces.content, &message.text_content());
             prop_assert_eq!(&pieces.reasoning, &message.reasoning);
             let calls: Vec<_> = message.tool_calls.into_iter().map(|call| (call.name, call.arguments)).collect();
             prop_assert_eq!(&pieces.calls, &calls);
-            // An argument may hold the closing mark: then the block is malformed.
             prop_assert!(!pieces.failed);
         }
     }

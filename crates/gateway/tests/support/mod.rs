@@ -38,7 +38,8 @@ pub fn codec() -> Arc<codec::Codec> {
     Arc::new(codec::Codec::load(&dir).unwrap())
 }
 
-/// Says how many assistant turns there were, and calls a tool unless the user said "stop".
+/// Says how many assistant turns there were, and calls a tool unless the user said "stop". The
+/// first user text may ask it to "think", to call "twice", and to do so "silently".
 #[derive(Debug)]
 pub struct Counter;
 
@@ -57,12 +58,26 @@ impl Script for Counter {
             .map(Message::text_content)
             .unwrap_or_default();
         let mut message = Message::text(Role::Assistant, format!("turn {turns} on {last}"));
+        let first = hint
+            .conversation
+            .messages
+            .iter()
+            .find(|message| message.role == Role::User);
+        let asked = first.map(Message::text_content).unwrap_or_default();
+        if asked.contains("think") {
+            message.reasoning = Some(format!("Thought {turns}."));
+        }
+        if asked.contains("silently") {
+            message.content.clear();
+        }
         if !last.contains("stop") && !hint.conversation.tools.is_empty() {
-            message.tool_calls.push(ToolCall {
-                id: String::new(),
-                name: "bash".to_owned(),
-                arguments: json!({"command": format!("echo \"{turns}\""), "timeout": 1.0}),
-            });
+            for _ in 0..if asked.contains("twice") { 2 } else { 1 } {
+                message.tool_calls.push(ToolCall {
+                    id: String::new(),
+                    name: "bash".to_owned(),
+                    arguments: json!({"command": format!("echo \"{turns}\""), "timeout": 1.0}),
+                });
+            }
         }
         Ok(message)
     }
@@ -85,6 +100,10 @@ pub struct Puppet {
 
 impl Puppet {
     pub fn new(codec: &Arc<codec::Codec>) -> Arc<Self> {
+        Self::with_context(codec, CONTEXT)
+    }
+
+    pub fn with_context(codec: &Arc<codec::Codec>, context: u32) -> Arc<Self> {
         let speaker = Arc::clone(codec);
         let voice: Voice = Arc::new(move |message| {
             let text = speaker.speak(message).map_err(|error| error.to_string())?;
@@ -95,7 +114,7 @@ impl Puppet {
                 "counter",
                 Arc::new(Counter),
                 voice,
-                CONTEXT,
+                context,
                 codec.vocabulary(),
             ),
             held: AtomicBool::new(false),

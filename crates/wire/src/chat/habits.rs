@@ -24,10 +24,7 @@ fn echoed(message: Value) -> Message {
 #[test]
 fn a_body_with_nothing_but_messages_is_enough() {
     let request = parse(&json!({"messages": [{"content": "hi", "role": "user"}]})).unwrap();
-    assert_eq!(
-        (request.stream, request.include_usage, request.n),
-        (false, false, 1)
-    );
+    assert_eq!((request.stream, request.form.include_usage), (false, false));
     assert_eq!(request.model, "");
     assert_eq!(request.sampling, Default::default());
 }
@@ -318,7 +315,7 @@ fn a_body_looks_like_this() {
 #[test]
 fn a_stream_looks_like_this() {
     let reply = reply("Hi.", &[("a", json!({})), ("b", json!("{\"x\": "))]);
-    insta::assert_snapshot!(reply_events(&reply, true).concat(), @r#"
+    insta::assert_snapshot!(reply_events(&reply, true, usize::MAX).concat(), @r#"
     data: {"id":"chatcmpl1","object":"chat.completion.chunk","created":7,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":null}
 
     data: {"id":"chatcmpl1","object":"chat.completion.chunk","created":7,"model":"m","choices":[{"index":0,"delta":{"content":"Hi."},"logprobs":null,"finish_reason":null}],"usage":null}
@@ -337,7 +334,7 @@ fn a_stream_looks_like_this() {
 
 #[test]
 fn usage_comes_only_when_asked_for() {
-    let without = reply_events(&reply("a", &[]), false).concat();
+    let without = reply_events(&reply("a", &[]), false, usize::MAX).concat();
     assert!(!without.contains("usage"), "{without}");
 }
 
@@ -359,7 +356,7 @@ fn every_stream_ends_with_a_finish_reason_and_done() {
         ),
     ] {
         assert_eq!(finish_reason(&reply.message, finish), expected);
-        let events = reply_events(&Reply { finish, ..reply }, false);
+        let events = reply_events(&Reply { finish, ..reply }, false, usize::MAX);
         assert_eq!(events.last().map(String::as_str), Some("data: [DONE]\n\n"));
         let finished = format!("\"finish_reason\":\"{expected}\"");
         assert!(events[events.len() - 2].contains(&finished));

@@ -1,36 +1,20 @@
-//! A Chat Completions body as a [`ChatRequest`].
+//! A Chat Completions body as a [`Request`].
 
 use record::{Conversation, Message, Part, Role, ToolCall, ToolSpec};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::{
-    SamplingWishes, WireError,
-    field::{count, flag, number, present, refuse, text},
+    Form, Request, SamplingWishes, WireError,
+    field::{count, flag, number, present, refuse, strings, text},
+    request::{arguments, no_parameters, push},
 };
-
-/// One Chat Completions request, read.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ChatRequest {
-    /// History and tools in neutral form.
-    pub conversation: Conversation,
-    /// Whether the client wants an event stream.
-    pub stream: bool,
-    /// Whether the stream is to end with a usage chunk.
-    pub include_usage: bool,
-    /// The model's name, to be given back; empty when absent.
-    pub model: String,
-    /// Sampling settings, as far as the client named them.
-    pub sampling: SamplingWishes,
-    /// How many replies the client wants: always 1, anything else is refused.
-    pub n: u32,
-}
 
 /// Reads a request body.
 ///
 /// # Errors
 /// [`WireError`] when a field that we read has another type than the API's, or asks for more
 /// than one reply, or for a kind of content that is neither text nor image.
-pub fn parse(body: &Value) -> Result<ChatRequest, WireError> {
+pub fn parse(body: &Value) -> Result<Request, WireError> {
     let object = body
         .as_object()
         .ok_or_else(|| refuse("(body)", "a JSON object", body))?;
@@ -51,33 +35,24 @@ pub fn parse(body: &Value) -> Result<ChatRequest, WireError> {
         Some(options) => flag(options, "stream_options.", "include_usage")?.unwrap_or(false),
         None => false,
     };
-    Ok(ChatRequest {
+    Ok(Request {
         conversation: Conversation {
             messages: messages(object)?,
             tools: tools(object)?,
         },
         stream: flag(object, "", "stream")?.unwrap_or(false),
-        include_usage,
         model: text(object, "", "model")?.unwrap_or_default().to_owned(),
         sampling: sampling(object)?,
-        n,
+        form: Form {
+            include_usage,
+            ..Form::default()
+        },
+        previous: None,
+        instructed: false,
     })
 }
 
 fn sampling(object: &Map<String, Value>) -> Result<SamplingWishes, WireError> {
-    let stop = match present(object, "stop") {
-        None => Vec::new(),
-        Some(Value::String(one)) => vec![one.clone()],
-        Some(Value::Array(many)) => many
-            .iter()
-            .map(|item| {
-                item.as_str()
-                    .map(str::to_owned)
-                    .ok_or_else(|| refuse("stop", "strings", item))
-            })
-            .collect::<Result<_, _>>()?,
-        Some(other) => return Err(refuse("stop", "a string or strings", other)),
-    };
     let seed = present(object, "seed")
         .map(|value| {
             value
@@ -99,7 +74,7 @@ fn sampling(object: &Map<String, Value>) -> Result<SamplingWishes, WireError> {
             Some(limit) => Some(limit),
             None => count(object, "max_tokens", 1)?,
         },
-        stop: stop.into_iter().filter(|text| !text.is_empty()).collect(),
+        stop: strings(object, "stop")?,
         seed,
     })
 }
@@ -112,15 +87,10 @@ fn messages(object: &Map<String, Value>) -> Result<Vec<Message>, WireError> {
     };
     let mut messages = Vec::with_capacity(list.len());
     for (index, value) in list.iter().enumerate() {
-        let message = message(value, &format!("messages[{index}]"))?;
-        // A failed call leaves an empty assistant turn in the history of some clients.
-        let says_nothing = message.role == Role::Assistant
-            && message.content.is_empty()
-            && message.tool_calls.is_empty()
-            && message.reasoning.is_none();
-        if !says_nothing {
-            messages.push(message);
-        }
+        push(
+            &mut messages,
+            message(value, &format!("messages[{index}]"))?,
+        );
     }
     Ok(messages)
 }
@@ -274,20 +244,10 @@ fn tool_call(function: &Value, id: &str, path: &str) -> Result<ToolCall, WireErr
         .get("name")
         .and_then(Value::as_str)
         .ok_or_else(|| refuse(format!("{path}.function.name"), "a string", function))?;
-    let arguments = match function.get("arguments") {
-        None | Some(Value::Null) => json!({}),
-        Some(Value::String(text)) if text.trim().is_empty() => json!({}),
-        Some(Value::String(text)) => match serde_json::from_str(text) {
-            Ok(Value::Object(object)) => Value::Object(object),
-            // Not an object: what the model wrote is kept as it is.
-            _ => Value::String(text.clone()),
-        },
-        Some(other) => other.clone(),
-    };
     Ok(ToolCall {
         id: id.to_owned(),
         name: name.to_owned(),
-        arguments,
+        arguments: arguments(function.get("arguments")),
     })
 }
 
@@ -323,7 +283,7 @@ fn tool(function: &Value, path: &str) -> Result<ToolSpec, WireError> {
     let name = text(object, &within, "name")?
         .ok_or_else(|| refuse(format!("{within}name"), "a string", &Value::Null))?;
     let parameters = match present(object, "parameters") {
-        None => json!({"type": "object", "properties": {}}),
+        None => no_parameters(),
         Some(value) if value.is_object() => value.clone(),
         Some(other) => return Err(refuse(format!("{within}parameters"), "an object", other)),
     };

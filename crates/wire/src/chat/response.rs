@@ -3,7 +3,7 @@
 use record::{FinishReason, Message, ToolCall};
 use serde_json::{Map, Value, json};
 
-use crate::Reply;
+use crate::{Reply, sse::deltas};
 
 /// The dialect's word for why the reply ended. A reply that calls tools says so even when it
 /// was cut afterwards, or clients would not run the calls.
@@ -24,7 +24,7 @@ fn arguments_text(call: &ToolCall) -> String {
     }
 }
 
-fn call_value(call: &ToolCall) -> Map<String, Value> {
+pub(super) fn call_value(call: &ToolCall) -> Map<String, Value> {
     let mut object = Map::new();
     object.insert("id".into(), json!(call.id));
     object.insert("type".into(), json!("function"));
@@ -84,9 +84,10 @@ pub fn reply_body(reply: &Reply) -> Value {
 }
 
 /// The whole reply as complete server-sent event frames: role, reasoning, text, one chunk per
-/// tool call, finish, usage when asked for, `[DONE]`. Each frame ends with an empty line.
+/// tool call and delta, finish, usage when asked for, `[DONE]`. Each frame ends with an empty
+/// line. Texts come in deltas of at most `chars_max` characters.
 #[must_use]
-pub fn reply_events(reply: &Reply, include_usage: bool) -> Vec<String> {
+pub fn reply_events(reply: &Reply, include_usage: bool, chars_max: usize) -> Vec<String> {
     let frame = |choices: Value, usage: Option<Value>| {
         let mut chunk = json!({
             "id": reply.id,
@@ -111,17 +112,27 @@ pub fn reply_events(reply: &Reply, include_usage: bool) -> Vec<String> {
     let text = text(message);
     let first = text.as_ref().map(|_| "");
     let mut frames = vec![delta(json!({"role": "assistant", "content": first}), None)];
-    if let Some(reasoning) = &message.reasoning {
-        frames.push(delta(json!({"reasoning_content": reasoning}), None));
+    for piece in deltas(message.reasoning.as_deref().unwrap_or_default(), chars_max) {
+        frames.push(delta(json!({"reasoning_content": piece}), None));
     }
-    if let Some(text) = text {
-        frames.push(delta(json!({"content": text}), None));
+    for piece in deltas(text.as_deref().unwrap_or_default(), chars_max) {
+        frames.push(delta(json!({"content": piece}), None));
     }
     for (index, call) in message.tool_calls.iter().enumerate() {
+        let arguments = arguments_text(call);
+        let mut pieces = deltas(&arguments, chars_max).into_iter();
+        // The first delta of a call names it, the others carry only text.
         let mut value = Map::new();
         value.insert("index".into(), json!(index));
         value.extend(call_value(call));
+        if let Some(function) = value.get_mut("function") {
+            function["arguments"] = json!(pieces.next().unwrap_or_default());
+        }
         frames.push(delta(json!({"tool_calls": [value]}), None));
+        for piece in pieces {
+            let value = json!({"index": index, "function": {"arguments": piece}});
+            frames.push(delta(json!({"tool_calls": [value]}), None));
+        }
     }
     frames.push(delta(json!({}), Some(finish_reason(message, reply.finish))));
     if include_usage {

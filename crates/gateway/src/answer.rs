@@ -1,24 +1,24 @@
-//! Chat Completions: from a request to a response.
+//! From a request to a response, in any dialect.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Request as HttpRequest, Response, header};
 use hyper::body::Incoming;
 use record::Dialect;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
+use wire::Target;
 
 use crate::attempt::{AttemptGuard, Place};
 use crate::connection::Parked;
 use crate::receive::{self, Share};
 use crate::refusal::{Cause, Refusal};
 use crate::registry::Found;
-use crate::reply::{Delivery, ReplyBody};
+use crate::reply::{Delivery, ReplyBody, Shape};
 use crate::route;
 use crate::serve::{Shared, now_ms};
 use crate::session::{AdmissionKind, Arrival, Outcome, Session};
@@ -27,30 +27,57 @@ use crate::work::{self, Work};
 /// Bodies above this are parsed off the async workers.
 const PARSE_INLINE_BYTES_MAX: usize = 64 << 10;
 
-/// Answers one request. Never fails: what goes wrong is a response too.
+/// Answers one request for a reply of the model. Never fails: what goes wrong is a response too.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
     parked: &Arc<Parked>,
-    request: Request<Incoming>,
+    dialect: Dialect,
+    target: Target,
+    request: HttpRequest<Incoming>,
 ) -> Response<ReplyBody> {
     let session = match find(shared, &request) {
         Ok(session) => session,
         Err(refusal) => {
             shared.metrics.refuse(refusal.cause);
-            return refusal.response();
+            return refusal.response(dialect);
         }
     };
-    match serve(shared, parked, &session, request).await {
+    match serve(shared, parked, &session, dialect, target, request).await {
         Ok(response) => response,
         Err(refusal) => {
             shared.metrics.refuse(refusal.cause);
             session.count_refused();
-            refusal.response()
+            refusal.response(dialect)
         }
     }
 }
 
-fn find(shared: &Shared, request: &Request<Incoming>) -> Result<Arc<Session>, Refusal> {
+/// Answers a request for the number of tokens that a call's prompt would have now. Not a call:
+/// nothing is recorded, and none of the rollout's calls is used.
+pub(crate) async fn count(
+    shared: &Arc<Shared>,
+    dialect: Dialect,
+    target: Target,
+    request: HttpRequest<Incoming>,
+) -> Response<ReplyBody> {
+    let counted = async {
+        let session = find(shared, &request)?;
+        let Received { request, .. } = receive(shared, dialect, target, request).await?;
+        let request = with_history(&session, request)?;
+        let tokens = work::count(shared, &session, request.conversation).await?;
+        Ok(wire::dialect::count_body(dialect, tokens).unwrap_or_default())
+    };
+    match counted.await {
+        Ok(body) => crate::serve::json_response(&body),
+        Err(refusal) => {
+            let refusal: Refusal = refusal;
+            shared.metrics.refuse(refusal.cause);
+            refusal.response(dialect)
+        }
+    }
+}
+
+fn find(shared: &Shared, request: &HttpRequest<Incoming>) -> Result<Arc<Session>, Refusal> {
     let key = route::key(request.uri(), request.headers())
         .map_err(|message| Refusal::new(Cause::Unauthorized, message))?;
     match shared.registry.find(key) {
@@ -63,12 +90,21 @@ fn find(shared: &Shared, request: &Request<Incoming>) -> Result<Arc<Session>, Re
     }
 }
 
-async fn serve(
+/// A request that has arrived and was read.
+struct Received {
+    headers: HeaderMap,
+    /// The body as it came.
+    body: Value,
+    request: wire::Request,
+    place: Arc<Place>,
+}
+
+async fn receive(
     shared: &Arc<Shared>,
-    parked: &Arc<Parked>,
-    session: &Arc<Session>,
-    request: Request<Incoming>,
-) -> Result<Response<ReplyBody>, Refusal> {
+    dialect: Dialect,
+    target: Target,
+    request: HttpRequest<Incoming>,
+) -> Result<Received, Refusal> {
     if shared.refusing.load(Ordering::Relaxed) {
         return Err(Refusal::new(
             Cause::ShuttingDown,
@@ -91,19 +127,53 @@ async fn serve(
     let limit = Duration::from_secs(shared.config.body_timeout_s);
     let body = receive::read(body, shared.config.body_bytes_max, limit, &mut share).await?;
     let place = Arc::new(Place::new(shared, permit, share));
-    let (request, chat) = if body.len() > PARSE_INLINE_BYTES_MAX {
-        tokio::task::spawn_blocking(move || read_request(&body))
+    let (body, request) = if body.len() > PARSE_INLINE_BYTES_MAX {
+        tokio::task::spawn_blocking(move || read_request(dialect, &body, &target))
             .await
             .map_err(|_| Refusal::new(Cause::ShuttingDown, "the gateway is going down"))??
     } else {
-        read_request(&body)?
+        read_request(dialect, &body, &target)?
     };
+    Ok(Received {
+        headers: head.headers,
+        body,
+        request,
+        place,
+    })
+}
+
+/// Puts the history that a request only names before what it says.
+fn with_history(session: &Session, mut request: wire::Request) -> Result<wire::Request, Refusal> {
+    if let Some(id) = request.previous.take() {
+        session
+            .responses
+            .prepend(&id, &mut request.conversation, request.instructed)
+            .map_err(|message| Refusal::new(Cause::BadRequest, message))?;
+    }
+    Ok(request)
+}
+
+async fn serve(
+    shared: &Arc<Shared>,
+    parked: &Arc<Parked>,
+    session: &Arc<Session>,
+    dialect: Dialect,
+    target: Target,
+    request: HttpRequest<Incoming>,
+) -> Result<Response<ReplyBody>, Refusal> {
+    let Received {
+        headers,
+        body,
+        request,
+        place,
+    } = receive(shared, dialect, target, request).await?;
+    let request = with_history(session, request)?;
     check_ledger(shared).await?;
-    let digest = wire::digest(Dialect::Chat, &request);
+    let digest = wire::digest(dialect, &body);
     let admission = session.admit(&Arrival {
         digest: &digest,
-        says_retry: route::says_retry(&head.headers),
-        stream: chat.stream,
+        says_retry: route::says_retry(&headers),
+        stream: request.stream,
         now_ms: now_ms(),
     })?;
     let delivery = Delivery {
@@ -115,7 +185,11 @@ async fn serve(
         ),
         parked: Arc::clone(parked),
     };
-    let (stream, include_usage) = (chat.stream, chat.include_usage);
+    let stream = request.stream;
+    let shape = Shape {
+        dialect,
+        form: request.form.clone(),
+    };
     let count = |kind: &str| shared.metrics.retries.with_label_values(&[kind]).inc();
     let tell = match admission.kind {
         AdmissionKind::New(tell) => {
@@ -138,11 +212,11 @@ async fn serve(
     if let Some(tell) = tell {
         let work = Work {
             index: admission.index,
-            dialect: Dialect::Chat,
+            dialect,
             digest,
-            headers: route::kept_headers(&head.headers),
+            headers: route::kept_headers(&headers),
+            body,
             request,
-            chat,
         };
         let (shared_, session_) = (Arc::clone(shared), Arc::clone(session));
         shared.tasks.spawn(async move {
@@ -152,22 +226,26 @@ async fn serve(
     }
     let outcome = outcome(Arc::clone(session), admission.outcome);
     Ok(if stream {
-        respond_stream(shared, outcome, include_usage, delivery).await
+        respond_stream(shared, outcome, shape, delivery).await
     } else {
-        respond_body(shared, outcome.await, delivery)
+        respond_body(shared, outcome.await, &shape, delivery)
     })
 }
 
-fn read_request(body: &[u8]) -> Result<(Value, wire::chat::ChatRequest), Refusal> {
-    let request: Value = serde_json::from_slice(body).map_err(|error| {
+fn read_request(
+    dialect: Dialect,
+    body: &[u8],
+    target: &Target,
+) -> Result<(Value, wire::Request), Refusal> {
+    let body: Value = serde_json::from_slice(body).map_err(|error| {
         Refusal::new(
             Cause::NotJson,
             format!("the request body is not JSON: {error}"),
         )
     })?;
-    let chat = wire::chat::parse(&request)
+    let request = wire::dialect::parse(dialect, &body, target)
         .map_err(|error| Refusal::new(Cause::BadRequest, error.to_string()))?;
-    Ok((request, chat))
+    Ok((body, request))
 }
 
 /// A ledger without space refuses calls before the engine works for nothing. A small write finds
@@ -192,37 +270,47 @@ async fn outcome(session: Arc<Session>, mut told: watch::Receiver<Option<Outcome
     }
 }
 
-fn respond_body(shared: &Shared, outcome: Outcome, delivery: Delivery) -> Response<ReplyBody> {
+fn respond_body(
+    shared: &Shared,
+    outcome: Outcome,
+    shape: &Shape,
+    delivery: Delivery,
+) -> Response<ReplyBody> {
     match outcome {
         Ok(reply) => {
-            let body = wire::chat::reply_body(&reply).to_string();
-            let mut response = Response::new(ReplyBody::reply(Bytes::from(body), true, delivery));
-            content_type(response.headers_mut(), "application/json");
+            let mut response = Response::new(ReplyBody::reply(shape.body(&reply), true, delivery));
+            content_type(response.headers_mut(), shape.content_type(false));
             response
         }
-        Err(refusal) => refuse(shared, &refusal, delivery),
+        Err(refusal) => refuse(shared, &refusal, shape, delivery),
     }
 }
 
 /// The response to an attempt whose call failed.
-fn refuse(shared: &Shared, refusal: &Refusal, delivery: Delivery) -> Response<ReplyBody> {
+fn refuse(
+    shared: &Shared,
+    refusal: &Refusal,
+    shape: &Shape,
+    delivery: Delivery,
+) -> Response<ReplyBody> {
     shared.metrics.refuse(refusal.cause);
     // The outcome was decided with the call: nothing hangs on this delivery.
     drop(delivery);
-    refusal.response()
+    refusal.response(shape.dialect)
 }
 
 async fn respond_stream(
     shared: &Arc<Shared>,
     outcome: impl Future<Output = Outcome> + Send + 'static,
-    include_usage: bool,
+    shape: Shape,
     delivery: Delivery,
 ) -> Response<ReplyBody> {
     let mut outcome = Box::pin(outcome);
+    let kind = shape.content_type(true);
     let patience = Duration::from_millis(shared.config.headers_after_ms);
     let body = match tokio::time::timeout(patience, outcome.as_mut()).await {
-        Ok(Ok(reply)) => ReplyBody::reply(render(Ok(reply), include_usage), false, delivery),
-        Ok(Err(refusal)) => return refuse(shared, &refusal, delivery),
+        Ok(outcome @ Ok(_)) => ReplyBody::reply(shape.events(&outcome), false, delivery),
+        Ok(Err(refusal)) => return refuse(shared, &refusal, &shape, delivery),
         Err(_) => {
             let period = Duration::from_secs(shared.config.keep_alive_s);
             let mut keep_alive = tokio::time::interval_at(Instant::now() + period, period);
@@ -235,27 +323,14 @@ async fn respond_stream(
                 }
                 outcome
             };
-            ReplyBody::waiting(
-                Box::pin(counted),
-                keep_alive,
-                include_usage,
-                render,
-                delivery,
-            )
+            ReplyBody::waiting(Box::pin(counted), keep_alive, shape, delivery)
         }
     };
     let mut response = Response::new(body);
     let headers = response.headers_mut();
-    content_type(headers, "text/event-stream");
+    content_type(headers, kind);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
-}
-
-fn render(outcome: Outcome, include_usage: bool) -> Bytes {
-    match outcome {
-        Ok(reply) => Bytes::from(wire::chat::reply_events(&reply, include_usage).concat()),
-        Err(refusal) => refusal.event(),
-    }
 }
 
 fn content_type(headers: &mut HeaderMap, value: &'static str) {

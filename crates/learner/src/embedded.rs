@@ -15,17 +15,37 @@ use tree::TrainTree;
 use crate::{
     LearnError,
     checkpoint::{self, State},
-    grpo::{self, Compute, GrpoSettings, ScoredTree, UpdateMetrics},
+    grpo::{self, Beside, Compute, GrpoSettings, ScoredTree, UpdateMetrics},
+    ppo::{self, Critic, RewardedTree},
+    settings::PpoSettings,
     sft::{self, SftMetrics},
 };
 
-/// Policy, optimiser and version.
+/// Policy, optimiser and version; with PPO a critic, with a KL price a reference.
 #[derive(Debug)]
 pub struct Embedded {
     weights: Arc<Weights>,
     optimiser: AdamW,
     version: PolicyVersion,
     compute: Compute,
+    critic: Option<Critic>,
+    reference: Option<Arc<Weights>>,
+}
+
+/// One optimiser step of the policy; a norm that is not finite is an error.
+fn step_policy(
+    optimiser: &mut AdamW,
+    weights: &mut Weights,
+    gradient: &[f32],
+    rate: f32,
+) -> Result<f64, LearnError> {
+    let step = optimiser.steps;
+    let norm = optimiser.step(weights, gradient, rate);
+    if norm.is_finite() {
+        Ok(norm)
+    } else {
+        Err(LearnError::NotFinite { step, norm })
+    }
 }
 
 impl Embedded {
@@ -38,6 +58,8 @@ impl Embedded {
             optimiser,
             version: 0,
             compute,
+            critic: None,
+            reference: None,
         }
     }
 
@@ -52,8 +74,27 @@ impl Embedded {
             optimiser,
             version: state.policy_version,
             compute,
+            critic: checkpoint::load_critic(folder)?,
+            reference: None,
         };
         Ok((learner, state.run_steps))
+    }
+
+    /// With a critic, for [`Self::update_ppo`]. A critic that a checkpoint brought stays.
+    #[must_use]
+    pub fn with_critic(mut self, critic: impl FnOnce(&Weights) -> Critic) -> Self {
+        if self.critic.is_none() {
+            self.critic = Some(critic(&self.weights));
+        }
+        self
+    }
+
+    /// With a reference policy, for `kl.weight`. It is not part of checkpoints: give it again
+    /// after a resume.
+    #[must_use]
+    pub fn with_reference(mut self, reference: Arc<Weights>) -> Self {
+        self.reference = Some(reference);
+        self
     }
 
     /// The present weights; the copy is made at the next update, while others still hold it.
@@ -68,7 +109,19 @@ impl Embedded {
         self.version
     }
 
-    /// One reinforcement-learning update. On an error the weights are as before.
+    /// The critic, if there is one.
+    #[must_use]
+    pub fn critic(&self) -> Option<&Critic> {
+        self.critic.as_ref()
+    }
+
+    /// A copy of the optimiser, when an update may fail after its first step.
+    fn backup(&self, settings: &GrpoSettings) -> Option<AdamW> {
+        (settings.minibatches.max(1) * settings.passes.max(1) > 1).then(|| self.optimiser.clone())
+    }
+
+    /// One reinforcement-learning update with group advantages. On an error weights and optimiser
+    /// are as before.
     ///
     /// # Errors
     /// See [`grpo::update`] and [`LearnError::NotFinite`].
@@ -79,24 +132,76 @@ impl Embedded {
         rate: f32,
     ) -> Result<UpdateMetrics, LearnError> {
         let mut weights = (*self.weights).clone();
+        let backup = self.backup(settings);
+        let beside = Beside {
+            reference: self.reference.as_deref(),
+            version: Some(self.version),
+        };
         let optimiser = &mut self.optimiser;
-        let metrics = grpo::update(
+        let found = grpo::update(
             &mut weights,
             trees,
             settings,
             self.compute,
-            |weights, gradient| {
-                let step = optimiser.steps;
-                let norm = optimiser.step(weights, gradient, rate);
-                if norm.is_finite() {
-                    Ok(norm)
-                } else {
-                    Err(LearnError::NotFinite { step, norm })
+            beside,
+            |weights, gradient| step_policy(optimiser, weights, gradient, rate),
+        );
+        match found {
+            Ok(metrics) => {
+                self.weights = Arc::new(weights);
+                self.version += 1;
+                Ok(metrics)
+            }
+            Err(error) => {
+                // With a single step the only failure is before it.
+                if let Some(backup) = backup {
+                    self.optimiser = backup;
                 }
-            },
+                Err(error)
+            }
+        }
+    }
+
+    /// One PPO update. On an error policy, critic and optimisers are as before.
+    ///
+    /// # Errors
+    /// See [`ppo::update`]; [`LearnError::Batch`] without a critic.
+    pub fn update_ppo(
+        &mut self,
+        trees: &[RewardedTree],
+        settings: &GrpoSettings,
+        ppo: &PpoSettings,
+        rate: f32,
+    ) -> Result<UpdateMetrics, LearnError> {
+        let Some(mut critic) = self.critic.clone() else {
+            return Err(LearnError::Batch(
+                "PPO needs a critic; start the learner with one".into(),
+            ));
+        };
+        let warming = critic.updates < ppo.warmup_updates;
+        let mut weights = (*self.weights).clone();
+        let mut optimiser = self.optimiser.clone();
+        let beside = Beside {
+            reference: self.reference.as_deref(),
+            version: Some(self.version),
+        };
+        let metrics = ppo::update(
+            &mut weights,
+            &mut critic,
+            trees,
+            settings,
+            ppo,
+            self.compute,
+            beside,
+            rate,
+            |weights, gradient| step_policy(&mut optimiser, weights, gradient, rate),
         )?;
-        self.weights = Arc::new(weights);
-        self.version += 1;
+        self.critic = Some(critic);
+        if !warming {
+            self.weights = Arc::new(weights);
+            self.optimiser = optimiser;
+            self.version += 1;
+        }
         Ok(metrics)
     }
 
@@ -134,6 +239,13 @@ impl Embedded {
             optimiser_steps: self.optimiser.steps,
             optimiser: self.optimiser.settings.clone(),
         };
-        checkpoint::save(folder, &self.weights, &self.optimiser, &state, also)
+        checkpoint::save(
+            folder,
+            &self.weights,
+            &self.optimiser,
+            &state,
+            self.critic.as_ref(),
+            also,
+        )
     }
 }

@@ -272,56 +272,6 @@ pub fn rms_norm_backward(
     }
 }
 
-/// Cosines and sines of the rotary embedding, `half` of each per position.
-#[derive(Debug, Clone)]
-pub struct Rope {
-    half: usize,
-    cosines: Vec<f32>,
-    sines: Vec<f32>,
-}
-
-impl Rope {
-    /// Tables for `positions` positions of heads `head_dim` wide.
-    #[must_use]
-    pub fn new(positions: usize, head_dim: usize, theta: f32) -> Self {
-        let half = head_dim / 2;
-        let (mut cosines, mut sines) = (
-            Vec::with_capacity(positions * half),
-            Vec::with_capacity(positions * half),
-        );
-        for position in 0..positions {
-            for i in 0..half {
-                let frequency = 1.0 / f64::from(theta).powf(2.0 * i as f64 / head_dim as f64);
-                let angle = position as f64 * frequency;
-                cosines.push(angle.cos() as f32);
-                sines.push(angle.sin() as f32);
-            }
-        }
-        Self {
-            half,
-            cosines,
-            sines,
-        }
-    }
-
-    /// Turns every head of a row in place (the halves are paired, as Hugging Face does); `back`
-    /// turns the other way, which is also the backward pass.
-    pub fn turn(&self, row: &mut [f32], position: usize, back: bool) {
-        let half = self.half;
-        let cosines = &self.cosines[position * half..(position + 1) * half];
-        let sines = &self.sines[position * half..(position + 1) * half];
-        for head in row.chunks_exact_mut(2 * half) {
-            let (left, right) = head.split_at_mut(half);
-            for i in 0..half {
-                let (a, b) = (left[i], right[i]);
-                let sine = if back { -sines[i] } else { sines[i] };
-                left[i] = a * cosines[i] - b * sine;
-                right[i] = b * cosines[i] + a * sine;
-            }
-        }
-    }
-}
-
 /// `out = silu(gate) * up`.
 pub fn swiglu(out: &mut [f32], gate: &[f32], up: &[f32]) {
     for ((target, g), u) in out.iter_mut().zip(gate).zip(up) {

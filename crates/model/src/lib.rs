@@ -6,6 +6,7 @@
 //! | [`weights`] | one flat buffer of parameters and the names and places of the tensors in it |
 //! | [`files`] | Hugging Face folders in and out (`config.json`, `model.safetensors`) |
 //! | [`kernel`] | matrix products and vector maths; the only module with `unsafe` |
+//! | [`rope`] | rotary tables; YaRN, linear and Llama 3 scaling for longer contexts |
 //! | [`forest`] | log-probabilities and gradients over trees of tokens, each token computed once |
 //! | [`decode`] | batched generation with a prefix cache shared by all sequences |
 //! | [`adamw`] | the optimiser, in place |
@@ -25,7 +26,9 @@ pub mod config;
 pub mod decode;
 pub mod files;
 pub mod forest;
+pub mod gguf;
 pub mod kernel;
+pub mod rope;
 pub mod weights;
 
 pub use config::Config;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use model::{
     adamw::{AdamW, AdamWSettings},
     forest::ValueHead,
+    lora::Adapter,
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ const STATE: &str = "state.json";
 const CRITIC: &str = "critic";
 const HEAD: &str = "head.safetensors";
 const TRUNK: &str = "trunk";
+/// Folder of the adapter, when only an adapter is trained.
+pub const ADAPTER: &str = "adapter";
 
 /// Counters of a training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,7 +54,7 @@ fn failed(path: &Path) -> impl Fn(&dyn std::fmt::Display) -> LearnError + '_ {
     }
 }
 
-/// Writes a checkpoint. `also` are files to copy beside the weights (tokenizer, template), so that
+/// Writes a checkpoint. With an adapter the weights are the merged ones. `also` are files to copy beside the weights (tokenizer, template), so that
 /// the folder is a complete Hugging Face model.
 ///
 /// # Errors
@@ -62,6 +65,7 @@ pub fn save(
     optimiser: &AdamW,
     state: &State,
     critic: Option<&Critic>,
+    adapter: Option<&Adapter>,
     also: &[PathBuf],
 ) -> Result<(), LearnError> {
     let name = folder
@@ -82,6 +86,9 @@ pub fn save(
     write_json(&temporary.join(STATE), state)?;
     if let Some(critic) = critic {
         save_critic(&temporary.join(CRITIC), critic)?;
+    }
+    if let Some(adapter) = adapter {
+        adapter.save(&temporary.join(ADAPTER), "..")?;
     }
     for source in also {
         if let Some(name) = source.file_name() {
@@ -245,12 +252,15 @@ pub(crate) fn load_state(folder: &Path) -> Result<Option<State>, LearnError> {
 /// [`LearnError::Checkpoint`] naming the file, and [`LearnError::Model`].
 pub fn load(folder: &Path) -> Result<(model::Weights, AdamW, State), LearnError> {
     let weights = model::load(folder)?;
-    let state: State = read_json(&folder.join(STATE))?;
-    let optimiser = load_optimiser(
-        &folder.join(OPTIMISER),
-        state.optimiser.clone(),
-        state.optimiser_steps,
-        weights.len(),
-    )?;
+    let (optimiser, state) = load_state_of(folder, weights.len())?;
     Ok((weights, optimiser, state))
+}
+
+/// Optimiser and counters of a checkpoint that trains `len` parameters.
+pub(crate) fn load_state_of(folder: &Path, len: usize) -> Result<(AdamW, State), LearnError> {
+    let state: State = read_json(&folder.join(STATE))?;
+    let settings = state.optimiser.clone();
+    let path = folder.join(OPTIMISER);
+    let optimiser = load_optimiser(&path, settings, state.optimiser_steps, len)?;
+    Ok((optimiser, state))
 }

@@ -6,8 +6,9 @@ use std::{
 };
 
 use model::{
-    Weights,
+    ModelError, Weights,
     adamw::{AdamW, AdamWSettings},
+    lora::{Adapter, LoraSettings},
 };
 use record::PolicyVersion;
 use tree::TrainTree;
@@ -30,17 +31,34 @@ pub struct Embedded {
     compute: Compute,
     critic: Option<Critic>,
     reference: Option<Arc<Weights>>,
+    adapted: Option<Adapted>,
 }
 
-/// One optimiser step of the policy; a norm that is not finite is an error.
+/// An adapter and the frozen weights below it.
+#[derive(Debug, Clone)]
+struct Adapted {
+    base: Arc<Weights>,
+    adapter: Adapter,
+}
+
+/// One optimiser step of the policy, or of its adapter; a norm that is not finite is an error.
 fn step_policy(
     optimiser: &mut AdamW,
+    adapted: Option<&mut Adapted>,
     weights: &mut Weights,
     gradient: &[f32],
     rate: f32,
 ) -> Result<f64, LearnError> {
     let step = optimiser.steps;
-    let norm = optimiser.step(weights, gradient, rate);
+    let norm = match adapted {
+        None => optimiser.step(weights, gradient, rate),
+        Some(Adapted { base, adapter }) => {
+            let own = adapter.gradient(gradient);
+            let norm = optimiser.step_plain(&mut adapter.data, &own, rate);
+            adapter.merge_into(base, weights);
+            norm
+        }
+    };
     if norm.is_finite() {
         Ok(norm)
     } else {
@@ -60,15 +78,75 @@ impl Embedded {
             compute,
             critic: None,
             reference: None,
+            adapted: None,
         }
+    }
+
+    /// Trains a low-rank adapter on these weights, which stay as they are; the policy is both
+    /// merged.
+    ///
+    /// # Errors
+    /// [`LearnError::Model`] when the settings do not fit the weights.
+    pub fn adapting(
+        base: Arc<Weights>,
+        lora: LoraSettings,
+        seed: u64,
+        optimiser: AdamWSettings,
+        compute: Compute,
+    ) -> Result<Self, LearnError> {
+        let adapter = Adapter::new(&base, lora, seed)?;
+        let optimiser = AdamW::new(optimiser, adapter.data.len());
+        Ok(Self {
+            weights: Arc::clone(&base),
+            optimiser,
+            version: 0,
+            compute,
+            critic: None,
+            reference: None,
+            adapted: Some(Adapted { base, adapter }),
+        })
     }
 
     /// Starts from a checkpoint; also returns the steps of the run that were complete.
     ///
     /// # Errors
-    /// See [`checkpoint::load`].
+    /// See [`checkpoint::load`]; a checkpoint of an adapter needs [`Self::resume_adapting`].
     pub fn resume(folder: &Path, compute: Compute) -> Result<(Self, u64), LearnError> {
+        if folder.join(checkpoint::ADAPTER).exists() {
+            return Err(LearnError::Checkpoint {
+                path: folder.to_owned(),
+                reason: "it holds an adapter; resume it with the base that was adapted".into(),
+            });
+        }
         let (weights, optimiser, state) = checkpoint::load(folder)?;
+        Self::from_checkpoint(folder, weights, optimiser, &state, compute)
+    }
+
+    /// Starts from a checkpoint of an adapter on `base`.
+    ///
+    /// # Errors
+    /// See [`checkpoint::load`] and [`Adapter::load`].
+    pub fn resume_adapting(
+        folder: &Path,
+        base: Arc<Weights>,
+        compute: Compute,
+    ) -> Result<(Self, u64), LearnError> {
+        let adapter = Adapter::load(&folder.join(checkpoint::ADAPTER), &base)?;
+        let (optimiser, state) = checkpoint::load_state_of(folder, adapter.data.len())?;
+        let weights = adapter.merged(&base);
+        let (mut learner, steps) =
+            Self::from_checkpoint(folder, weights, optimiser, &state, compute)?;
+        learner.adapted = Some(Adapted { base, adapter });
+        Ok((learner, steps))
+    }
+
+    fn from_checkpoint(
+        folder: &Path,
+        weights: Weights,
+        optimiser: AdamW,
+        state: &State,
+        compute: Compute,
+    ) -> Result<(Self, u64), LearnError> {
         let learner = Self {
             weights: Arc::new(weights),
             optimiser,
@@ -76,8 +154,22 @@ impl Embedded {
             compute,
             critic: checkpoint::load_critic(folder)?,
             reference: None,
+            adapted: None,
         };
         Ok((learner, state.run_steps))
+    }
+
+    /// Writes the adapter alone, in PEFT's layout; `base` is what PEFT loads the base from.
+    ///
+    /// # Errors
+    /// [`LearnError::Batch`] when there is no adapter; [`LearnError::Model`].
+    pub fn save_adapter(&self, folder: &Path, base: &str) -> Result<(), LearnError> {
+        let Some(adapted) = &self.adapted else {
+            return Err(LearnError::Batch(
+                "all weights are trained, there is no adapter to save".into(),
+            ));
+        };
+        adapted.adapter.save(folder, base).map_err(ModelError::into)
     }
 
     /// With a critic, for [`Self::update_ppo`]. A critic that a checkpoint brought stays.
@@ -133,6 +225,7 @@ impl Embedded {
     ) -> Result<UpdateMetrics, LearnError> {
         let mut weights = (*self.weights).clone();
         let backup = self.backup(settings);
+        let mut adapted = self.adapted.clone();
         let beside = Beside {
             reference: self.reference.as_deref(),
             version: Some(self.version),
@@ -144,10 +237,11 @@ impl Embedded {
             settings,
             self.compute,
             beside,
-            |weights, gradient| step_policy(optimiser, weights, gradient, rate),
+            |weights, gradient| step_policy(optimiser, adapted.as_mut(), weights, gradient, rate),
         );
         match found {
             Ok(metrics) => {
+                self.adapted = adapted;
                 self.weights = Arc::new(weights);
                 self.version += 1;
                 Ok(metrics)
@@ -181,6 +275,7 @@ impl Embedded {
         let warming = critic.updates < ppo.warmup_updates;
         let mut weights = (*self.weights).clone();
         let mut optimiser = self.optimiser.clone();
+        let mut adapted = self.adapted.clone();
         let beside = Beside {
             reference: self.reference.as_deref(),
             version: Some(self.version),
@@ -194,10 +289,13 @@ impl Embedded {
             self.compute,
             beside,
             rate,
-            |weights, gradient| step_policy(&mut optimiser, weights, gradient, rate),
+            |weights, gradient| {
+                step_policy(&mut optimiser, adapted.as_mut(), weights, gradient, rate)
+            },
         )?;
         self.critic = Some(critic);
         if !warming {
+            self.adapted = adapted;
             self.weights = Arc::new(weights);
             self.optimiser = optimiser;
             self.version += 1;
@@ -216,14 +314,16 @@ impl Embedded {
         context_weight: f32,
     ) -> Result<SftMetrics, LearnError> {
         let weights = Arc::make_mut(&mut self.weights);
-        let metrics = sft::step(
+        let step = self.optimiser.steps;
+        let (optimiser, adapted) = (&mut self.optimiser, self.adapted.as_mut());
+        let mut metrics = sft::step_with(
             weights,
-            &mut self.optimiser,
             trees,
-            rate,
             context_weight,
             self.compute,
+            |weights, gradient| step_policy(optimiser, adapted, weights, gradient, rate),
         )?;
+        (metrics.step, metrics.rate) = (step, f64::from(rate));
         self.version += 1;
         Ok(metrics)
     }
@@ -245,6 +345,7 @@ impl Embedded {
             &self.optimiser,
             &state,
             self.critic.as_ref(),
+            self.adapted.as_ref().map(|adapted| &adapted.adapter),
             also,
         )
     }

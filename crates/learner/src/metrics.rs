@@ -102,6 +102,9 @@ pub(crate) struct Seen {
 pub(crate) struct Tally {
     /// Sums where the metric is a mean.
     pub(crate) sums: UpdateMetrics,
+    /// Sum of k3 between the weights at the start of the update and the present ones; unlike the
+    /// plain difference it is never negative.
+    pub(crate) moved: f64,
     weights_squared: f64,
     advantages_squared: f64,
     opening: (f64, f64),
@@ -120,6 +123,7 @@ impl Tally {
         s.rollout_gap += seen.gap.abs();
         s.rollout_gap_max = s.rollout_gap_max.max(seen.gap.abs());
         s.step_kl += seen.moved;
+        self.moved += (-seen.moved).exp() - 1.0 + seen.moved;
         s.clipped += share(seen.clipped);
         s.truncated += share(seen.truncated);
         s.importance_mean += seen.correction;

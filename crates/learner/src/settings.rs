@@ -213,7 +213,7 @@ pub struct StopRules {
     /// Mean entropy below this is an error before the step: the policy has collapsed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entropy_min: Option<f64>,
-    /// Mean old − new above this skips the rest of the batch's steps; counted, no error.
+    /// KL between the weights at the start of the update and the present ones (k3) above this skips the rest of the batch's steps; counted, no error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_kl: Option<f64>,
     /// Mean KL to the reference above this is an error before the step.

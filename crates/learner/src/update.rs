@@ -122,7 +122,7 @@ fn rules(tally: &Tally, settings: &GrpoSettings) -> Result<bool, LearnError> {
             "The policy has left the reference: raise kl.weight or lower the learning rate";
         return stopped("reference_kl", mean(sums.reference_kl), limit, advice);
     }
-    Ok(stop.step_kl.is_some_and(|limit| mean(sums.step_kl) > limit))
+    Ok(stop.step_kl.is_some_and(|limit| mean(tally.moved) > limit))
 }
 
 /// Gives every term its advantage (and return), and whitens over all parts when PPO asks for it.

@@ -45,6 +45,14 @@ pub enum ModelError {
         /// Tensor, expected, found.
         reason: String,
     },
+    /// An adapter does not fit the weights or is of a kind that is not supported.
+    #[error("model: adapter {path}: {reason}")]
+    Adapter {
+        /// The file, or where the settings came from.
+        path: PathBuf,
+        /// Field or tensor, expected, found.
+        reason: String,
+    },
 }
 
 fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> ModelError + '_ {
@@ -117,7 +125,7 @@ fn normalise(file: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
-fn to_f32(view: &TensorView<'_>) -> Option<Vec<f32>> {
+pub(crate) fn to_f32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     let bytes = view.data();
     let halves = || {
         bytes
@@ -171,12 +179,16 @@ fn tensor_files(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
-/// Reads a folder: one `model.safetensors`, or shards with an index. Tensors in F32, BF16 or F16;
+/// Reads a folder: one `model.safetensors`, or shards with an index. A path to a file `*.gguf` is
+/// read as [`crate::gguf`] says. Tensors in F32, BF16 or F16;
 /// extra tensors are ignored, missing ones refused.
 ///
 /// # Errors
 /// See [`ModelError`].
 pub fn load(folder: &Path) -> Result<Weights, ModelError> {
+    if folder.extension().is_some_and(|end| end == "gguf") && folder.is_file() {
+        return crate::gguf::load(folder);
+    }
     let config = load_config(folder)?;
     let layout = Layout::new(&config);
     let mut data = vec![0.0; layout.len];

@@ -9,6 +9,7 @@
 //! | `update` | what both do: correction, policy loss, aggregation, one pass over the forest |
 //! | [`metrics`] | what is measured at every update |
 //! | [`sft`] | supervised training on captured rollouts: the cold start |
+//! | [`filter`] | which captured rollouts supervised training learns from |
 //! | [`schedule`] | learning rate by step |
 //! | [`checkpoint`] | weights, optimiser and counters in a folder, whole or not at all; last and best kept |
 //! | [`keep`] | which checkpoints stay: the last few and the best |
@@ -26,6 +27,7 @@
 pub mod batch;
 pub mod checkpoint;
 pub mod embedded;
+pub mod filter;
 pub mod grpo;
 pub mod keep;
 pub mod metrics;

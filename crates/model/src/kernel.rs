@@ -219,6 +219,30 @@ pub fn exp_shifted(values: &mut [f32], shift: f32) -> f32 {
     lanes.iter().sum::<f32>() + tail
 }
 
+/// [`exp_shifted`] that also returns Σ e^s·s over the shifted values, for entropies. The first sum
+/// has the same bits.
+pub fn exp_shifted_weighted(values: &mut [f32], shift: f32) -> (f32, f32) {
+    let (mut lanes, mut weighted) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+    let mut chunks = values.chunks_exact_mut(LANES);
+    for chunk in &mut chunks {
+        for lane in 0..LANES {
+            let shifted = chunk[lane] - shift;
+            chunk[lane] = exp(shifted);
+            lanes[lane] += chunk[lane];
+            weighted[lane] = chunk[lane].mul_add(shifted, weighted[lane]);
+        }
+    }
+    let (mut tail, mut tail_weighted) = (0.0, 0.0);
+    for value in chunks.into_remainder() {
+        let shifted = *value - shift;
+        *value = exp(shifted);
+        tail += *value;
+        tail_weighted += *value * shifted;
+    }
+    let sum = |lanes: [f32; LANES]| lanes.iter().sum::<f32>();
+    (sum(lanes) + tail, sum(weighted) + tail_weighted)
+}
+
 /// RMS norm of every row of `x` (`width` wide) into `out`; `inverse` gets 1/rms of every row.
 pub fn rms_norm(out: &mut [f32], inverse: &mut [f32], x: &[f32], weight: &[f32], epsilon: f32) {
     let width = weight.len();

@@ -185,13 +185,7 @@ fn distribution(
         .iter()
         .map(|target| line[target.token as usize] - largest)
         .collect();
-    // Σ e^s·s for the entropy needs the shifted logits before they are replaced.
-    let mut weighted = 0.0_f32;
-    for value in line.iter() {
-        let shifted = value - largest;
-        weighted = kernel::exp(shifted).mul_add(shifted, weighted);
-    }
-    let sum = kernel::exp_shifted(line, largest);
+    let (sum, weighted) = kernel::exp_shifted_weighted(line, largest);
     let log_sum = sum.ln();
     let entropy = log_sum - weighted / sum;
     let logprobs: Vec<f32> = wanted.iter().map(|shifted| shifted - log_sum).collect();

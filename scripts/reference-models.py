@@ -3,7 +3,7 @@
 
     python scripts/reference-models.py crates/model/tests/reference
 
-Needs torch and transformers (any recent CPU build). Each folder is a random model of a shape that
+Needs torch, transformers and peft (any recent CPU build). Each folder is a random model of a shape that
 we read, as transformers itself saves it, with `expected.json`: token ids and the log-softmax of
 every position in float64-accumulated float32.
 """
@@ -47,3 +47,20 @@ for name, (config, how) in MODELS.items():
     (folder / "expected.json").write_text(json.dumps(
         {"ids": ids[0].tolist(), "log_softmax": [[round(v, 7) for v in row] for row in logs.tolist()]}))
     print(name, sorted(p.name for p in folder.iterdir()))
+
+# An adapter as PEFT saves it, on the model `llama`; `expected.json` is of both together.
+from peft import LoraConfig, get_peft_model
+torch.manual_seed(3)
+model = AutoModelForCausalLM.from_pretrained(out / "llama", attn_implementation="eager").eval()
+lora = get_peft_model(model, LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj", "down_proj"])).eval()
+with torch.no_grad():
+    for key, p in lora.named_parameters():
+        if "lora_" in key:
+            p.copy_(torch.randn_like(p) * 0.2)
+    logs = torch.log_softmax(lora(ids).logits[0].double(), -1)
+folder = out.parent / "reference-lora"
+lora.save_pretrained(folder)
+(folder / "README.md").unlink(missing_ok=True)
+(folder / "expected.json").write_text(json.dumps(
+    {"ids": ids[0].tolist(), "log_softmax": [[round(v, 7) for v in row] for row in logs.tolist()]}))
+print(folder, sorted(p.name for p in folder.iterdir()))

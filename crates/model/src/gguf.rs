@@ -26,6 +26,9 @@ const ARRAY_MAX: u64 = 16 << 20;
 /// Numbers per block of the quantised types.
 const BLOCK: usize = 32;
 
+/// From the bytes of a tensor to its numbers.
+type Decode = fn(&[u8], &mut [f32]);
+
 /// IEEE half precision to single, exactly.
 #[must_use]
 pub fn half_to_f32(bits: u16) -> f32 {
@@ -261,15 +264,15 @@ impl<'a> File<'a> {
         }
         let count: usize = shape.iter().product();
         let blocks = count / BLOCK;
-        let (size, decode): (usize, fn(&[u8], &mut [f32])) = match info.kind {
-            0 => (4 * count, plain_f32),
-            1 => (2 * count, plain_f16),
-            30 => (2 * count, plain_bf16),
-            2 => (18 * blocks, q4_0),
-            3 => (20 * blocks, q4_1),
-            6 => (22 * blocks, q5_0),
-            7 => (24 * blocks, q5_1),
-            8 => (34 * blocks, q8_0),
+        let (size, decode) = match info.kind {
+            0 => (4 * count, plain_f32 as Decode),
+            1 => (2 * count, plain_f16 as Decode),
+            30 => (2 * count, plain_bf16 as Decode),
+            2 => (18 * blocks, q4_0 as Decode),
+            3 => (20 * blocks, q4_1 as Decode),
+            6 => (22 * blocks, q5_0 as Decode),
+            7 => (24 * blocks, q5_1 as Decode),
+            8 => (34 * blocks, q8_0 as Decode),
             other => {
                 return Err(format!(
                     "tensor {name}: expected type F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0, found number {other}"

@@ -281,6 +281,11 @@ impl Adapter {
             ("use_dora", false.into()),
             ("fan_in_fan_out", false.into()),
             ("bias", "none".into()),
+            ("lora_bias", false.into()),
+            ("rank_pattern", serde_json::json!({})),
+            ("alpha_pattern", serde_json::json!({})),
+            ("modules_to_save", serde_json::Value::Null),
+            ("layers_to_transform", serde_json::Value::Null),
         ] {
             let found = &config[name];
             if !found.is_null() && *found != expected {

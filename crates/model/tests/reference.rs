@@ -57,6 +57,41 @@ fn log_softmax(weights: &Weights, ids: &[u32]) -> Vec<Vec<f32>> {
         .collect()
 }
 
+fn worst_difference(weights: &Weights, ids: &[u32], expected: &Value) -> f32 {
+    let mut worst = 0.0_f32;
+    let rows = expected.as_array().unwrap();
+    assert_eq!(rows.len(), ids.len());
+    for (line, row) in log_softmax(weights, ids).iter().zip(rows) {
+        for (a, b) in line.iter().zip(floats(row)) {
+            worst = worst.max((a - b).abs());
+        }
+    }
+    worst
+}
+
+/// An adapter that PEFT saved, on a base that transformers saved; and back.
+#[test]
+fn adapters_of_peft_compute_what_peft_computes() {
+    let path = folder().with_file_name("reference-lora");
+    let expected = read(&path.join("expected.json"));
+    let ids: Vec<u32> = serde_json::from_value(expected["ids"].clone()).unwrap();
+    let base = model::load(&folder().join("llama")).unwrap();
+    let adapter = model::lora::Adapter::load(&path, &base).unwrap();
+    let worst = worst_difference(&adapter.merged(&base), &ids, &expected["log_softmax"]);
+    assert!(worst < 1e-4, "{worst}");
+    assert!(worst_difference(&base, &ids, &expected["log_softmax"]) > 0.1);
+    let copy = tempfile::tempdir().unwrap();
+    adapter.save(copy.path(), "llama").unwrap();
+    let names = |folder: &Path| -> Vec<String> {
+        let bytes = std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let mut names: Vec<String> = file.names().into_iter().map(String::from).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(copy.path()), names(&path), "names as PEFT has them");
+}
+
 #[test]
 fn every_shape_computes_what_transformers_computes() {
     let mut checked = 0;
@@ -65,16 +100,7 @@ fn every_shape_computes_what_transformers_computes() {
         let expected = read(&path.join("expected.json"));
         let ids: Vec<u32> = serde_json::from_value(expected["ids"].clone()).unwrap();
         let weights = model::load(&path).unwrap();
-        let found = log_softmax(&weights, &ids);
-        let mut worst = 0.0_f32;
-        for (line, row) in found
-            .iter()
-            .zip(expected["log_softmax"].as_array().unwrap())
-        {
-            for (a, b) in line.iter().zip(floats(row)) {
-                worst = worst.max((a - b).abs());
-            }
-        }
+        let worst = worst_difference(&weights, &ids, &expected["log_softmax"]);
         println!("{}: worst difference {worst:e}", path.display());
         assert!(worst < 1e-4, "{}: {worst}", path.display());
         checked += 1;

@@ -262,8 +262,8 @@ fn values_and_entropies_have_the_gradients_of_differences() {
         };
         let outcome = answer(weights, &segments, &ask, Settings::default()).unwrap();
         let mut sum = 0.0;
-        for s in 0..4 {
-            for i in 0..targets[s].len() {
+        for (s, own) in targets.iter().enumerate() {
+            for i in 0..own.len() {
                 let value = f64::from(outcome.values[s][i]) - 0.5;
                 sum += f64::from(weigh(s, i) * outcome.logprobs[s][i]);
                 sum += f64::from(0.7 * weigh(i, s) * outcome.entropies[s][i]);

@@ -457,6 +457,7 @@ mod tests {
             max_position_embeddings: 256,
             rms_norm_eps: 1e-6,
             rope_theta: 1e4,
+            rope_scaling: None,
             tie_word_embeddings: true,
         };
         Arc::new(Weights::random(config, seed))

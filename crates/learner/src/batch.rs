@@ -58,6 +58,12 @@ impl Batch {
         &self.forest.nodes[node].terms[starts[target]..starts[target + 1]]
     }
 
+    /// Index of a target's first term within its node.
+    #[must_use]
+    pub fn first_term(&self, node: usize, target: usize) -> usize {
+        self.starts[node][target]
+    }
+
     /// Wanted offsets of a node.
     #[must_use]
     pub fn offsets(&self, node: usize) -> &[u32] {

@@ -96,6 +96,32 @@ pub fn step(
     context_weight: f32,
     compute: forest::Settings,
 ) -> Result<SftMetrics, LearnError> {
+    let step = optimiser.steps;
+    let apply = |weights: &mut model::Weights, gradient: &[f32]| {
+        let norm = optimiser.step(weights, gradient, rate);
+        if norm.is_finite() {
+            Ok(norm)
+        } else {
+            Err(LearnError::NotFinite { step, norm })
+        }
+    };
+    let mut metrics = step_with(weights, trees, context_weight, compute, apply)?;
+    (metrics.step, metrics.rate) = (step, f64::from(rate));
+    Ok(metrics)
+}
+
+/// The same with a step of the caller's, which returns the norm of the gradient; leaves `step` and
+/// `rate` of the metrics at 0.
+///
+/// # Errors
+/// [`LearnError::Batch`] when nothing was generated; whatever `apply` returns.
+pub fn step_with(
+    weights: &mut model::Weights,
+    trees: &[TrainTree],
+    context_weight: f32,
+    compute: forest::Settings,
+    apply: impl FnOnce(&mut model::Weights, &[f32]) -> Result<f64, LearnError>,
+) -> Result<SftMetrics, LearnError> {
     let forest = Forest::merge(trees);
     // Per node: terms at each offset.
     let counts: Vec<Vec<u32>> = forest
@@ -147,10 +173,7 @@ pub fn step(
             }
     };
     let outcome = forest::run(weights, &segments, Some(&loss), compute)?;
-    let mut metrics = SftMetrics {
-        rate: f64::from(rate),
-        ..SftMetrics::default()
-    };
+    let mut metrics = SftMetrics::default();
     let mut context = 0_u64;
     for (node, logprobs) in outcome.logprobs.iter().enumerate() {
         for (target, logprob) in logprobs.iter().enumerate() {
@@ -168,14 +191,6 @@ pub fn step(
     let stats = forest.stats();
     metrics.tokens_unique = stats.tokens_unique;
     metrics.tokens_logical = stats.tokens_logical;
-    metrics.step = optimiser.steps;
-    metrics.gradient_norm = optimiser.step(weights, &outcome.gradient, rate);
-    if metrics.gradient_norm.is_finite() {
-        Ok(metrics)
-    } else {
-        Err(LearnError::NotFinite {
-            step: metrics.step,
-            norm: metrics.gradient_norm,
-        })
-    }
+    metrics.gradient_norm = apply(weights, &outcome.gradient)?;
+    Ok(metrics)
 }

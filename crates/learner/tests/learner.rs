@@ -3,7 +3,7 @@
 
 use learner::{
     Embedded, LearnError,
-    grpo::{GrpoSettings, ScoredTree},
+    grpo::{Beside, GrpoSettings, ScoredTree},
     sft,
 };
 use model::{
@@ -29,6 +29,7 @@ fn weights(seed: u64) -> Weights {
         max_position_embeddings: 128,
         rms_norm_eps: 1e-6,
         rope_theta: 1e4,
+        rope_scaling: None,
         tie_word_embeddings: true,
     };
     let mut weights = Weights::random(config, seed);
@@ -79,6 +80,7 @@ const COMPUTE: forest::Settings = forest::Settings {
     threads: 2,
     block_tokens_max: 24,
     temperature: 0.9,
+    recompute: false,
 };
 
 /// The loss of a batch as plainly as it can be said: row by row, token by token.
@@ -135,7 +137,7 @@ proptest! {
             .collect();
         let mut found = Vec::new();
         let mut moving = weights.clone();
-        let metrics = learner::grpo::update(&mut moving, &trees, &settings, COMPUTE, |_, gradient| {
+        let metrics = learner::grpo::update(&mut moving, &trees, &settings, COMPUTE, Beside::default(), |_, gradient| {
             found = gradient.to_vec();
             Ok(0.0)
         }).unwrap();
@@ -241,7 +243,10 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let error = learner
         .update(&trees, &GrpoSettings::default(), 1e-3)
         .unwrap_err();
-    assert!(matches!(error, LearnError::NotFinite { .. }), "{error}");
+    assert!(
+        matches!(error, LearnError::Sample { rollout: 0, .. }),
+        "{error}"
+    );
     assert_eq!(learner.weights().data, before.data);
 }
 

@@ -70,6 +70,25 @@ impl AdamW {
     /// One step. Returns the norm of the gradient before clipping; a norm that is not finite
     /// leaves weights and state untouched, and the caller must say so.
     pub fn step(&mut self, weights: &mut Weights, gradient: &[f32], rate: f32) -> f64 {
+        let Weights { layout, data, .. } = weights;
+        let tensors = layout.tensors.iter();
+        let parts = tensors.map(|tensor| (tensor.range.clone(), tensor.decays));
+        self.step_parts(data, gradient, rate, parts)
+    }
+
+    /// The same for parameters outside of [`Weights`], none of which decays.
+    pub fn step_plain(&mut self, data: &mut [f32], gradient: &[f32], rate: f32) -> f64 {
+        let all = 0..data.len();
+        self.step_parts(data, gradient, rate, std::iter::once((all, false)))
+    }
+
+    fn step_parts(
+        &mut self,
+        data: &mut [f32],
+        gradient: &[f32],
+        rate: f32,
+        parts: impl Iterator<Item = (std::ops::Range<usize>, bool)>,
+    ) -> f64 {
         let norm = norm(gradient);
         if !norm.is_finite() {
             return norm;
@@ -87,14 +106,13 @@ impl AdamW {
         let correction2 = 1.0 - s.beta2.powi(exponent);
         let step_size = rate / correction1;
         let root_scale = 1.0 / correction2.sqrt();
-        for tensor in &weights.layout.tensors {
-            let range = tensor.range.clone();
-            let keep = if tensor.decays {
+        for (range, decays) in parts {
+            let keep = if decays {
                 1.0 - rate * s.weight_decay
             } else {
                 1.0
             };
-            let parameters = weights.data[range.clone()].iter_mut();
+            let parameters = data[range.clone()].iter_mut();
             let state = self.mean[range.clone()]
                 .iter_mut()
                 .zip(&mut self.square[range.clone()]);

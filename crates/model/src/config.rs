@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::rope::RopeScaling;
+
 /// Which family's details apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -50,6 +52,9 @@ pub struct Config {
     /// Base of the rotary embedding.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f32,
+    /// How a longer context than the model was trained on is squeezed into the rotary embedding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeScaling>,
     /// Whether the output projection is the embedding.
     #[serde(default)]
     pub tie_word_embeddings: bool,
@@ -91,6 +96,9 @@ impl Config {
                 "num_key_value_heads: expected a divisor of num_attention_heads ({}), found {}",
                 self.num_attention_heads, self.num_key_value_heads
             ));
+        }
+        if let Some(scaling) = &self.rope_scaling {
+            scaling.check()?;
         }
         Ok(self)
     }

@@ -7,17 +7,20 @@ use std::{
 };
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::Value;
 
 use crate::{
     config::Config,
-    weights::{Layout, Weights},
+    weights::{Layout, Tensor, Weights},
 };
 
 /// Why a folder of weights could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A file is not there or cannot be read or written.
-    #[error("model: {path}: {source}; expected a folder with config.json and model.safetensors")]
+    #[error(
+        "model: {path}: {source}; expected a folder with config.json and model.safetensors or its shards"
+    )]
     File {
         /// The file.
         path: PathBuf,
@@ -26,7 +29,7 @@ pub enum ModelError {
     },
     /// `config.json` is not what it should be.
     #[error(
-        "model: {path}: {reason}; supported are model_type llama, qwen2 and qwen3 without rope scaling"
+        "model: {path}: {reason}; supported are model_type llama, qwen2 and qwen3 with rope scaling linear, yarn or llama3"
     )]
     Config {
         /// The file.
@@ -42,6 +45,14 @@ pub enum ModelError {
         /// Tensor, expected, found.
         reason: String,
     },
+    /// An adapter does not fit the weights or is of a kind that is not supported.
+    #[error("model: adapter {path}: {reason}")]
+    Adapter {
+        /// The file, or where the settings came from.
+        path: PathBuf,
+        /// Field or tensor, expected, found.
+        reason: String,
+    },
 }
 
 fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> ModelError + '_ {
@@ -51,85 +62,190 @@ fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> ModelError + '_ {
     }
 }
 
-/// Reads `config.json` of a folder.
+/// Reads `config.json` of a folder. What would make other numbers than this crate computes is
+/// refused, not ignored.
 ///
 /// # Errors
 /// [`ModelError::File`] and [`ModelError::Config`].
 pub fn load_config(folder: &Path) -> Result<Config, ModelError> {
     let path = folder.join("config.json");
     let bytes = std::fs::read(&path).map_err(file_error(&path))?;
-    let config: Config = serde_json::from_slice(&bytes).map_err(|error| ModelError::Config {
+    let wrong = |reason: String| ModelError::Config {
         path: path.clone(),
-        reason: error.to_string(),
-    })?;
-    config
-        .validated()
-        .map_err(|reason| ModelError::Config { path, reason })
+        reason,
+    };
+    let mut file: Value =
+        serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    normalise(&mut file).map_err(wrong)?;
+    let config: Config = serde_json::from_value(file).map_err(|error| wrong(error.to_string()))?;
+    config.validated().map_err(wrong)
 }
 
-fn to_f32(view: &TensorView<'_>) -> Option<Vec<f32>> {
+/// Brings the spellings of several years of `config.json` to the one that [`Config`] reads.
+fn normalise(file: &mut Value) -> Result<(), String> {
+    let Some(map) = file.as_object_mut() else {
+        return Err("expected a JSON object".into());
+    };
+    let with_biases = map.get("model_type").and_then(Value::as_str) == Some("qwen2");
+    for (name, expected) in [
+        ("hidden_act", Value::from("silu")),
+        ("attention_bias", with_biases.into()),
+        ("mlp_bias", false.into()),
+        ("use_sliding_window", false.into()),
+        ("partial_rotary_factor", 1.0.into()),
+    ] {
+        if let Some(found) = map.get(name).filter(|found| **found != expected)
+            && !found.is_null()
+        {
+            return Err(format!("{name}: expected {expected}, found {found}"));
+        }
+    }
+    // Newer files keep all of the rotary embedding in one object.
+    if let Some(mut parameters) = map.remove("rope_parameters")
+        && let Some(rope) = parameters.as_object_mut()
+    {
+        if let Some(theta) = rope.remove("rope_theta") {
+            map.insert("rope_theta".into(), theta);
+        }
+        map.insert("rope_scaling".into(), parameters);
+    }
+    let Some(scaling) = map.get_mut("rope_scaling") else {
+        return Ok(());
+    };
+    if let Some(rope) = scaling.as_object_mut() {
+        let own = rope.remove("type");
+        let kind = rope.remove("rope_type").or(own).unwrap_or("default".into());
+        rope.retain(|_, value| !value.is_null());
+        if kind == "default" {
+            *scaling = Value::Null;
+        } else {
+            rope.insert("rope_type".into(), kind);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn to_f32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     let bytes = view.data();
+    let halves = || {
+        bytes
+            .chunks_exact(2)
+            .map(|b| u16::from_le_bytes([b[0], b[1]]))
+    };
     let values = match view.dtype() {
         Dtype::F32 => bytes
             .chunks_exact(4)
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect(),
-        Dtype::BF16 => bytes
-            .chunks_exact(2)
-            .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
+        Dtype::BF16 => halves()
+            .map(|bits| f32::from_bits(u32::from(bits) << 16))
             .collect(),
+        Dtype::F16 => halves().map(crate::gguf::half_to_f32).collect(),
         _ => return None,
     };
     Some(values)
 }
 
-/// Reads a folder. Tensors in F32 or BF16; extra tensors are ignored, missing ones refused.
+/// The files that hold the tensors: one, or the shards of an index, each once.
+fn tensor_files(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let index = folder.join("model.safetensors.index.json");
+    let bytes = match std::fs::read(&index) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(vec![folder.join("model.safetensors")]);
+        }
+        Err(error) => return Err(file_error(&index)(error)),
+    };
+    let wrong = |reason: String| ModelError::Tensors {
+        path: index.clone(),
+        reason,
+    };
+    let file: Value = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    let map = file
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .ok_or_else(|| wrong("expected an object weight_map from tensors to files".into()))?;
+    let mut names = std::collections::BTreeSet::new();
+    for name in map.values() {
+        let name = name.as_str().unwrap_or_default();
+        // Only files of this folder: an index from elsewhere must not name others.
+        if name.is_empty() || name.contains(['/', '\\']) {
+            return Err(wrong(format!(
+                "expected the name of a file of this folder, found {name:?}"
+            )));
+        }
+        names.insert(name.to_owned());
+    }
+    Ok(names.into_iter().map(|name| folder.join(name)).collect())
+}
+
+/// Reads a folder: one `model.safetensors`, or shards with an index. A path to a file `*.gguf` is
+/// read as [`crate::gguf`] says. Tensors in F32, BF16 or F16;
+/// extra tensors are ignored, missing ones refused.
 ///
 /// # Errors
 /// See [`ModelError`].
 pub fn load(folder: &Path) -> Result<Weights, ModelError> {
+    if folder.extension().is_some_and(|end| end == "gguf") && folder.is_file() {
+        return crate::gguf::load(folder);
+    }
     let config = load_config(folder)?;
-    let path = folder.join("model.safetensors");
-    let bytes = std::fs::read(&path).map_err(file_error(&path))?;
-    let wrong = |reason: String| ModelError::Tensors {
-        path: path.clone(),
-        reason,
-    };
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| wrong(error.to_string()))?;
     let layout = Layout::new(&config);
     let mut data = vec![0.0; layout.len];
-    for tensor in &layout.tensors {
-        let view = file
-            .tensor(&tensor.name)
-            .map_err(|_| wrong(format!("tensor {} is missing", tensor.name)))?;
-        if view.shape() != tensor.shape {
-            return Err(wrong(format!(
-                "tensor {}: expected shape {:?} from config.json, found {:?}",
-                tensor.name,
-                tensor.shape,
-                view.shape()
-            )));
+    let mut found = vec![false; layout.tensors.len()];
+    let mut last = folder.join("model.safetensors");
+    for path in tensor_files(folder)? {
+        let bytes = std::fs::read(&path).map_err(file_error(&path))?;
+        let wrong = |reason: String| ModelError::Tensors {
+            path: path.clone(),
+            reason,
+        };
+        let file = SafeTensors::deserialize(&bytes).map_err(|error| wrong(error.to_string()))?;
+        for (tensor, found) in layout.tensors.iter().zip(&mut found) {
+            // The first file that holds it; an error here says only that this one does not.
+            if let Ok(view) = file.tensor(&tensor.name)
+                && !*found
+            {
+                let values = read_tensor(tensor, &view).map_err(wrong)?;
+                data[tensor.range.clone()].copy_from_slice(&values);
+                *found = true;
+            }
         }
-        let values = to_f32(&view).ok_or_else(|| {
-            wrong(format!(
-                "tensor {}: expected F32 or BF16, found {:?}",
-                tensor.name,
-                view.dtype()
-            ))
-        })?;
-        if values.iter().any(|value| !value.is_finite()) {
-            return Err(wrong(format!(
-                "tensor {} holds a value that is not finite",
-                tensor.name
-            )));
-        }
-        data[tensor.range.clone()].copy_from_slice(&values);
+        last = path;
+    }
+    let pairs = layout.tensors.iter().zip(&found);
+    if let Some((tensor, _)) = pairs.into_iter().find(|(_, found)| !**found) {
+        return Err(ModelError::Tensors {
+            path: last,
+            reason: format!("tensor {} is missing", tensor.name),
+        });
     }
     Ok(Weights {
         config,
         layout,
         data,
     })
+}
+
+fn read_tensor(tensor: &Tensor, view: &TensorView<'_>) -> Result<Vec<f32>, String> {
+    let name = &tensor.name;
+    if view.shape() != tensor.shape {
+        return Err(format!(
+            "tensor {name}: expected shape {:?} from config.json, found {:?}",
+            tensor.shape,
+            view.shape()
+        ));
+    }
+    let values = to_f32(view).ok_or_else(|| {
+        format!(
+            "tensor {name}: expected F32, BF16 or F16, found {:?}",
+            view.dtype()
+        )
+    })?;
+    if values.iter().any(|value| !value.is_finite()) {
+        return Err(format!("tensor {name} holds a value that is not finite"));
+    }
+    Ok(values)
 }
 
 /// Writes a file so that a crash leaves the old one or the new one, never half of it.
@@ -218,7 +334,9 @@ pub fn save(weights: &Weights, folder: &Path, precision: Precision) -> Result<()
         };
         map.insert("architectures".into(), serde_json::json!([architecture]));
         map.insert("hidden_act".into(), "silu".into());
-        map.insert("attention_bias".into(), weights.config.has_biases().into());
+        if weights.config.model_type != crate::config::Family::Qwen2 {
+            map.insert("attention_bias".into(), false.into());
+        }
         map.insert("torch_dtype".into(), dtype_name.into());
     }
     let text = serde_json::to_vec_pretty(&config).map_err(|error| ModelError::Config {
@@ -246,6 +364,7 @@ mod tests {
             max_position_embeddings: 64,
             rms_norm_eps: 1e-5,
             rope_theta: 1e4,
+            rope_scaling: None,
             tie_word_embeddings: family != Family::Llama,
         }
     }

@@ -219,6 +219,30 @@ pub fn exp_shifted(values: &mut [f32], shift: f32) -> f32 {
     lanes.iter().sum::<f32>() + tail
 }
 
+/// [`exp_shifted`] that also returns Σ e^s·s over the shifted values, for entropies. The first sum
+/// has the same bits.
+pub fn exp_shifted_weighted(values: &mut [f32], shift: f32) -> (f32, f32) {
+    let (mut lanes, mut weighted) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+    let mut chunks = values.chunks_exact_mut(LANES);
+    for chunk in &mut chunks {
+        for lane in 0..LANES {
+            let shifted = chunk[lane] - shift;
+            chunk[lane] = exp(shifted);
+            lanes[lane] += chunk[lane];
+            weighted[lane] = chunk[lane].mul_add(shifted, weighted[lane]);
+        }
+    }
+    let (mut tail, mut tail_weighted) = (0.0, 0.0);
+    for value in chunks.into_remainder() {
+        let shifted = *value - shift;
+        *value = exp(shifted);
+        tail += *value;
+        tail_weighted += *value * shifted;
+    }
+    let sum = |lanes: [f32; LANES]| lanes.iter().sum::<f32>();
+    (sum(lanes) + tail, sum(weighted) + tail_weighted)
+}
+
 /// RMS norm of every row of `x` (`width` wide) into `out`; `inverse` gets 1/rms of every row.
 pub fn rms_norm(out: &mut [f32], inverse: &mut [f32], x: &[f32], weight: &[f32], epsilon: f32) {
     let width = weight.len();
@@ -268,56 +292,6 @@ pub fn rms_norm_backward(
             } else {
                 row_dx[i] + gradient
             };
-        }
-    }
-}
-
-/// Cosines and sines of the rotary embedding, `half` of each per position.
-#[derive(Debug, Clone)]
-pub struct Rope {
-    half: usize,
-    cosines: Vec<f32>,
-    sines: Vec<f32>,
-}
-
-impl Rope {
-    /// Tables for `positions` positions of heads `head_dim` wide.
-    #[must_use]
-    pub fn new(positions: usize, head_dim: usize, theta: f32) -> Self {
-        let half = head_dim / 2;
-        let (mut cosines, mut sines) = (
-            Vec::with_capacity(positions * half),
-            Vec::with_capacity(positions * half),
-        );
-        for position in 0..positions {
-            for i in 0..half {
-                let frequency = 1.0 / f64::from(theta).powf(2.0 * i as f64 / head_dim as f64);
-                let angle = position as f64 * frequency;
-                cosines.push(angle.cos() as f32);
-                sines.push(angle.sin() as f32);
-            }
-        }
-        Self {
-            half,
-            cosines,
-            sines,
-        }
-    }
-
-    /// Turns every head of a row in place (the halves are paired, as Hugging Face does); `back`
-    /// turns the other way, which is also the backward pass.
-    pub fn turn(&self, row: &mut [f32], position: usize, back: bool) {
-        let half = self.half;
-        let cosines = &self.cosines[position * half..(position + 1) * half];
-        let sines = &self.sines[position * half..(position + 1) * half];
-        for head in row.chunks_exact_mut(2 * half) {
-            let (left, right) = head.split_at_mut(half);
-            for i in 0..half {
-                let (a, b) = (left[i], right[i]);
-                let sine = if back { -sines[i] } else { sines[i] };
-                left[i] = a * cosines[i] - b * sine;
-                right[i] = b * cosines[i] + a * sine;
-            }
         }
     }
 }

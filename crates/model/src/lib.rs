@@ -4,8 +4,11 @@
 //! |---|---|
 //! | [`config`] | the shape: `config.json` of Llama, Qwen2 and Qwen3 folders |
 //! | [`weights`] | one flat buffer of parameters and the names and places of the tensors in it |
-//! | [`files`] | Hugging Face folders in and out (`config.json`, `model.safetensors`) |
+//! | [`files`] | Hugging Face folders in and out (`config.json`, `model.safetensors` or shards) |
+//! | [`gguf`] | GGUF files in, dequantised |
+//! | [`lora`] | low-rank adapters in PEFT's layout |
 //! | [`kernel`] | matrix products and vector maths; the only module with `unsafe` |
+//! | [`rope`] | rotary tables; YaRN, linear and Llama 3 scaling for longer contexts |
 //! | [`forest`] | log-probabilities and gradients over trees of tokens, each token computed once |
 //! | [`decode`] | batched generation with a prefix cache shared by all sequences |
 //! | [`adamw`] | the optimiser, in place |
@@ -25,7 +28,10 @@ pub mod config;
 pub mod decode;
 pub mod files;
 pub mod forest;
+pub mod gguf;
 pub mod kernel;
+pub mod lora;
+pub mod rope;
 pub mod weights;
 
 pub use config::Config;

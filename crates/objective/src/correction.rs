@@ -13,6 +13,8 @@ pub enum Level {
     Token,
     /// The product over the sequence, on each of its tokens.
     Sequence,
+    /// The geometric mean over the sequence, on each of its tokens: does not grow with length.
+    SequenceMean,
 }
 
 /// What happens to weights outside the bounds.
@@ -122,14 +124,17 @@ pub fn correction_weights(
     bounds: Bounds,
     normalise: bool,
 ) -> Result<Correction, CorrectionError> {
-    let sums = log_ratio.masked_row_sums(mask);
+    let sums = match level {
+        Level::SequenceMean => log_ratio.masked_row_means(mask),
+        Level::Token | Level::Sequence => log_ratio.masked_row_sums(mask),
+    };
     let raw = Matrix::build(mask.rows(), mask.columns(), |row, column| {
         if mask.row(row)[column] == 0.0 {
             return 0.0;
         }
         let log = match level {
             Level::Token => log_ratio.row(row)[column],
-            Level::Sequence => sums[row],
+            Level::Sequence | Level::SequenceMean => sums[row],
         };
         log.clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
     });
@@ -144,7 +149,7 @@ pub fn correction_weights(
     if normalise {
         let center = match level {
             Level::Token => result.masked_mean(mask),
-            Level::Sequence => {
+            Level::Sequence | Level::SequenceMean => {
                 let means = result.masked_row_means(mask);
                 let counts = mask.counts();
                 mean(
@@ -184,7 +189,7 @@ fn weight_metrics(
     put("mean", mean(own.iter().copied()));
     match level {
         // The product of a whole sequence: its largest and smallest before any bound.
-        Level::Sequence => {
+        Level::Sequence | Level::SequenceMean => {
             put("max", largest(sums).min(LOG_RATIO_MAX).exp());
             put("min", smallest(sums).exp());
             put("ratio_fraction_high", share(sums, |sum| sum > high.ln()));

@@ -6,6 +6,7 @@
 //! | `token` | the clipped loss and the truncated weight of one token (f32 in, f64 inside) |
 //! | `group` | advantages of the rollouts of one group |
 //! | `aggregate` | the weight of each token in the loss |
+//! | `branches` | GAE and returns on the tree of a rollout's generated tokens |
 //! | `estimator` | advantages of padded batches: GRPO, pass@k, RLOO, OPO, GPG, ReMax, REINFORCE++, GAE, token baselines |
 //! | `policy` | policy losses of padded batches with gradients: PPO with dual clip, GSPO, CISPO, SAPO, GMPO, DRO, DPPO, KL-Cov |
 //! | `correction` | importance weights, rejection, off-policy diagnostics |
@@ -28,6 +29,7 @@
 //! There are no limits: sizes are those of the arguments. Empty groups, rows and masks give zeros.
 
 mod aggregate;
+mod branches;
 mod correction;
 mod distance;
 mod distribution;
@@ -40,6 +42,7 @@ mod trl;
 mod value;
 
 pub use aggregate::{Aggregation, Whole, token_weights, token_weights_within, weight_matrix};
+pub use branches::{BranchError, Branches, tree_gae, tree_returns};
 pub use correction::{
     Bounds, Correction, CorrectionError, Divergence, Gather, Level, Rejection, correction_weights,
     off_policy_metrics, rejection_mask,
@@ -53,8 +56,8 @@ pub use estimator::{
 pub use group::{Advantages, STD_EPSILON, Scale, group_advantages, leave_one_out_advantages};
 pub use matrix::{Matrix, RaggedRows};
 pub use policy::{
-    Metrics, PolicyInputs, PolicyLoss, PolicyResult, covariance_choices, covariance_loss,
-    policy_loss,
+    Metrics, PolicyInputs, PolicyLoss, PolicyResult, PolicyToken, covariance_choices,
+    covariance_loss, policy_loss, policy_token,
 };
 pub use token::{Clip, LOG_RATIO_MAX, TokenLoss, clipped_token, truncated_weight};
 pub use trl::{TrlInputs, TrlLoss, TrlSettings, trl_loss};

@@ -48,6 +48,20 @@ impl Matrix {
         })
     }
 
+    /// Takes rows of any length; shorter ones are filled with zeros. Gives the matrix and its
+    /// mask, 1 where there was a value.
+    #[must_use]
+    pub fn padded(rows: &[Vec<f64>]) -> (Self, Self) {
+        let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+        let values = Self::build(rows.len(), columns, |row, column| {
+            rows[row].get(column).copied().unwrap_or(0.0)
+        });
+        let mask = Self::build(rows.len(), columns, |row, column| {
+            f64::from(u8::from(column < rows[row].len()))
+        });
+        (values, mask)
+    }
+
     /// A matrix of one value.
     #[must_use]
     pub fn filled(rows: usize, columns: usize, value: f64) -> Self {

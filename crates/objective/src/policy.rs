@@ -37,6 +37,9 @@ pub enum PolicyLoss {
         /// Upwards.
         high: f64,
     },
+    /// Plain importance weighting: the ratio of each token, held by nothing but the clamp of its
+    /// logarithm.
+    Ratio,
     /// SAPO: a sigmoid gate instead of a clip.
     Soft {
         /// Temperature for positive advantages.
@@ -116,16 +119,20 @@ pub struct PolicyResult {
     pub metrics: Metrics,
 }
 
-/// One token.
-#[derive(Default, Clone, Copy)]
-struct Token {
-    loss: f64,
-    slope: f64,
-    clipped: bool,
-    clipped_lower: bool,
+/// Loss of one token under a [`PolicyLoss`], before any weight.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct PolicyToken {
+    /// To be minimised.
+    pub loss: f64,
+    /// Derivative by the token's log-probability.
+    pub slope: f64,
+    /// A bound holds the loss (or the weight, where the loss has no ratio of its own).
+    pub clipped: bool,
+    /// The dual bound, or the cap of a weight, holds.
+    pub clipped_lower: bool,
 }
 
-impl Token {
+impl PolicyToken {
     fn plain(loss: f64, slope: f64) -> Self {
         Self {
             loss,
@@ -161,7 +168,7 @@ pub fn policy_loss(kind: &PolicyLoss, inputs: &PolicyInputs<'_>) -> PolicyResult
         for column in (0..columns).filter(|&column| mask.row(row)[column] != 0.0) {
             let (new, old) = (inputs.logprob.row(row)[column], inputs.old.row(row)[column]);
             let advantage = inputs.advantages.row(row)[column];
-            let token = token_of(kind, new, old, advantage, sequence_log);
+            let token = policy_token(kind, new, old, advantage, sequence_log);
             let weight = inputs.weights.row(row)[column]
                 * inputs
                     .correction
@@ -196,11 +203,22 @@ fn distance(kind: &PolicyLoss, inputs: &PolicyInputs<'_>) -> f64 {
     logs.masked_mean(inputs.mask)
 }
 
-fn token_of(kind: &PolicyLoss, new: f64, old: f64, advantage: f64, sequence_log: f64) -> Token {
+/// One token of a loss that is a sum over tokens. `sequence_log` is the mean of `new − old` over
+/// the token's sequence, for [`PolicyLoss::Sequence`]; its derivative counts as that of the token
+/// alone, as GSPO defines it. [`PolicyLoss::GeometricMean`] and [`PolicyLoss::Covariance`] are no
+/// sums over tokens: they give zeros here, use [`policy_loss`].
+#[must_use]
+pub fn policy_token(
+    kind: &PolicyLoss,
+    new: f64,
+    old: f64,
+    advantage: f64,
+    sequence_log: f64,
+) -> PolicyToken {
     match *kind {
         PolicyLoss::Clipped { low, high, dual } => {
             let result = clipped(new, old, advantage, low, high, dual);
-            Token {
+            PolicyToken {
                 loss: result.loss,
                 slope: result.gradient,
                 clipped: result.outer,
@@ -210,7 +228,7 @@ fn token_of(kind: &PolicyLoss, new: f64, old: f64, advantage: f64, sequence_log:
         PolicyLoss::Sequence { low, high } => {
             let ratio = sequence_log.min(10.0).exp();
             let result = clipped_ratio(ratio, sequence_log > 10.0, advantage, low, high, None);
-            Token {
+            PolicyToken {
                 loss: result.loss,
                 slope: result.gradient,
                 clipped: result.outer,
@@ -220,12 +238,17 @@ fn token_of(kind: &PolicyLoss, new: f64, old: f64, advantage: f64, sequence_log:
         PolicyLoss::Weighted { low, high } => {
             let (ratio, _) = ratio_of(new, old);
             let bounded = ratio.clamp(1.0 - low, 1.0 + high);
-            Token {
+            PolicyToken {
                 loss: -bounded * advantage * new,
                 slope: -bounded * advantage,
                 clipped: bounded != ratio,
                 clipped_lower: false,
             }
+        }
+        PolicyLoss::Ratio => {
+            let (ratio, saturated) = ratio_of(new, old);
+            let free = -advantage * ratio;
+            PolicyToken::plain(free, if saturated { 0.0 } else { free })
         }
         PolicyLoss::Soft { positive, negative } => {
             let (ratio, saturated) = ratio_of(new, old);
@@ -236,12 +259,12 @@ fn token_of(kind: &PolicyLoss, new: f64, old: f64, advantage: f64, sequence_log:
             } else {
                 -advantage * 4.0 * gate * (1.0 - gate) * ratio
             };
-            Token::plain(-advantage * gate * 4.0 / tau, slope)
+            PolicyToken::plain(-advantage * gate * 4.0 / tau, slope)
         }
-        PolicyLoss::Plain => Token::plain(-advantage * new, -advantage),
+        PolicyLoss::Plain => PolicyToken::plain(-advantage * new, -advantage),
         PolicyLoss::Quadratic { beta } => {
             let distance = new - old;
-            Token::plain(
+            PolicyToken::plain(
                 -advantage * new + 0.5 * beta * distance.powi(2),
                 -advantage + beta * distance,
             )
@@ -266,21 +289,21 @@ fn token_of(kind: &PolicyLoss, new: f64, old: f64, advantage: f64, sequence_log:
             trusted(valid, new, old, advantage, cap)
         }
         // Handled by the caller: they need more than one token.
-        PolicyLoss::GeometricMean { .. } | PolicyLoss::Covariance { .. } => Token::default(),
+        PolicyLoss::GeometricMean { .. } | PolicyLoss::Covariance { .. } => PolicyToken::default(),
     }
 }
 
 /// A token inside or outside a trust region, with the truncated ratio as constant weight.
-fn trusted(valid: bool, new: f64, old: f64, advantage: f64, cap: f64) -> Token {
+fn trusted(valid: bool, new: f64, old: f64, advantage: f64, cap: f64) -> PolicyToken {
     let (ratio, _) = ratio_of(new, old);
     if !valid {
-        return Token {
+        return PolicyToken {
             clipped: true,
-            ..Token::default()
+            ..PolicyToken::default()
         };
     }
     let weight = ratio.min(cap);
-    Token {
+    PolicyToken {
         loss: -advantage * weight * new,
         slope: -advantage * weight,
         clipped: false,

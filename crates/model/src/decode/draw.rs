@@ -28,12 +28,13 @@ fn uniform(seed: u64, n: u64) -> f64 {
 
 fn log_sum(logits: &[f32]) -> f32 {
     let largest = kernel::max(logits);
-    largest
-        + logits
-            .iter()
-            .map(|logit| kernel::exp(logit - largest))
-            .sum::<f32>()
-            .ln()
+    // In f64: a sum of 50,000 terms in f32 is off by 1e-4, more than decoding and training may
+    // differ.
+    let sum: f64 = logits
+        .iter()
+        .map(|logit| f64::from(kernel::exp(logit - largest)))
+        .sum();
+    largest + sum.ln() as f32
 }
 
 /// Draws one token. `logits` are the model's own; they may be overwritten.

@@ -23,7 +23,8 @@ pub use draw::Drawn;
 
 use crate::{
     config::Config,
-    kernel::{self, Mat, Rope, Threads, matmul},
+    kernel::{self, Mat, Threads, matmul},
+    rope::Rope,
     weights::Weights,
 };
 use cache::Block;
@@ -167,11 +168,7 @@ impl Batch {
     #[must_use]
     pub fn rope(weights: &Weights) -> Arc<Rope> {
         let config = &weights.config;
-        Arc::new(Rope::new(
-            config.max_position_embeddings,
-            config.head_dim,
-            config.rope_theta,
-        ))
+        Arc::new(Rope::of(config, config.max_position_embeddings))
     }
 
     /// Adds a sequence. It must have a prompt of valid ids, shorter than the context.

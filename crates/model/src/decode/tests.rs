@@ -21,6 +21,7 @@ fn weights(family: Family) -> Arc<Weights> {
         max_position_embeddings: 400,
         rms_norm_eps: 1e-6,
         rope_theta: 1e4,
+        rope_scaling: None,
         tie_word_embeddings: true,
     };
     let mut weights = Weights::random(config, 9);

@@ -15,16 +15,21 @@
 //! Sums are made in a fixed order: the same forest, weights and number of threads give the same
 //! bits.
 
+mod ask;
 mod attention;
+mod backward;
 mod block;
 mod head;
 mod path;
 
 use rayon::prelude::*;
 
-use crate::{kernel::Rope, weights::Weights};
+use crate::{rope::Rope, weights::Weights};
 use block::Block;
+use head::HeadGradients;
 use path::Path;
+
+pub use ask::{Ask, Objective, Point, Slopes, ValueHead};
 
 /// A run of tokens. Segments come in preorder: a parent before its children, a whole subtree in
 /// one stretch.
@@ -47,6 +52,9 @@ pub struct Settings {
     pub block_tokens_max: usize,
     /// Logits are divided by this before the log-softmax; the rollout's sampling temperature.
     pub temperature: f32,
+    /// Keep only each layer's input and compute its activations again in the backward pass: about
+    /// a third more time for a fraction of the memory. Gives the same bits.
+    pub recompute: bool,
 }
 
 impl Default for Settings {
@@ -55,6 +63,7 @@ impl Default for Settings {
             threads: 2,
             block_tokens_max: 2048,
             temperature: 1.0,
+            recompute: false,
         }
     }
 }
@@ -70,6 +79,16 @@ pub enum ForestError {
         /// Expected and found.
         reason: String,
     },
+    /// The value head belongs to another shape.
+    #[error(
+        "forest: expected a value head of {expected} numbers (hidden size and bias), found {found}; it belongs to another model"
+    )]
+    ValueHead {
+        /// Hidden size + 1.
+        expected: usize,
+        /// Its length.
+        found: usize,
+    },
 }
 
 /// What was computed.
@@ -79,8 +98,12 @@ pub struct Outcome {
     pub logprobs: Vec<Vec<f32>>,
     /// Per segment and target: entropy of the distribution it was drawn from, in nats.
     pub entropies: Vec<Vec<f32>>,
+    /// Per segment and target: value of the state before the token; 0 without a value head.
+    pub values: Vec<Vec<f32>>,
     /// Gradient of every parameter; empty when no loss was given.
     pub gradient: Vec<f32>,
+    /// Gradient of the value head; empty without loss or head.
+    pub value_gradient: Vec<f32>,
 }
 
 /// Gradient of the loss with respect to one target's log-probability: called with the segment,
@@ -97,38 +120,84 @@ pub fn run(
     loss: Option<&Loss<'_>>,
     settings: Settings,
 ) -> Result<Outcome, ForestError> {
+    let of_logprob = loss.map(|loss| {
+        move |segment: usize, target: usize, point: Point| Slopes {
+            logprob: loss(segment, target, point.logprob),
+            ..Slopes::default()
+        }
+    });
+    let ask = Ask {
+        loss: of_logprob.as_ref().map(|loss| loss as &Objective<'_>),
+        values: None,
+        policy: true,
+    };
+    answer(weights, segments, &ask, settings)
+}
+
+/// Computes what is asked: log-probabilities and entropies, values, and with a loss the
+/// gradients.
+///
+/// # Errors
+/// [`ForestError`] when the segments are malformed or the value head has another width.
+pub fn answer(
+    weights: &Weights,
+    segments: &[Segment<'_>],
+    ask: &Ask<'_>,
+    settings: Settings,
+) -> Result<Outcome, ForestError> {
     let plan = Plan::new(weights, segments)?;
+    let width = weights.config.hidden_size + 1;
+    if let Some(head) = ask.values.filter(|head| head.data.len() != width) {
+        return Err(ForestError::ValueHead {
+            expected: width,
+            found: head.data.len(),
+        });
+    }
     let threads = settings.threads.max(1);
-    let rope = Rope::new(
-        plan.depth_max.max(1),
-        weights.config.head_dim,
-        weights.config.rope_theta,
-    );
-    let gradient_len = if loss.is_some() { weights.len() } else { 0 };
+    let rope = Rope::of(&weights.config, plan.depth_max.max(1));
+    let with_loss = ask.loss.is_some();
+    let own = |len: usize| vec![vec![0.0; if with_loss { len } else { 0 }]; threads];
     let mut walk = Walk {
         weights,
         segments,
         plan: &plan,
         rope: &rope,
-        loss,
+        ask,
         settings,
-        gradients: vec![vec![0.0; gradient_len]; threads],
+        gradients: own(weights.len()),
+        value_gradients: own(ask.values.map_or(0, |head| head.data.len())),
         found: Vec::with_capacity(plan.targets),
     };
     let mut path = Path::new(weights.config.num_hidden_layers);
     walk.descend(&plan.roots, &mut path);
     let Walk {
-        gradients, found, ..
+        gradients,
+        value_gradients,
+        found,
+        ..
     } = walk;
-    let mut logprobs: Vec<Vec<f32>> = segments
-        .iter()
-        .map(|s| vec![0.0; s.targets.len()])
-        .collect();
-    let mut entropies = logprobs.clone();
+    let zeros = || -> Vec<Vec<f32>> {
+        let each = segments.iter();
+        each.map(|segment| vec![0.0; segment.targets.len()])
+            .collect()
+    };
+    let (mut logprobs, mut entropies, mut values) = (zeros(), zeros(), zeros());
     for target in found {
-        logprobs[target.segment][target.index] = target.logprob;
-        entropies[target.segment][target.index] = target.entropy;
+        logprobs[target.segment][target.index] = target.point.logprob;
+        entropies[target.segment][target.index] = target.point.entropy;
+        values[target.segment][target.index] = target.point.value;
     }
+    Ok(Outcome {
+        logprobs,
+        entropies,
+        values,
+        gradient: sum(gradients),
+        value_gradient: sum(value_gradients),
+    })
+}
+
+/// The threads' sums, added up in a fixed order.
+fn sum(gradients: Vec<Vec<f32>>) -> Vec<f32> {
     let mut sums = gradients.into_iter();
     let mut gradient = sums.next().unwrap_or_default();
     for other in sums {
@@ -137,11 +206,7 @@ pub fn run(
             .zip(other.par_chunks(1 << 16))
             .for_each(|(a, b)| crate::kernel::add(a, b));
     }
-    Ok(Outcome {
-        logprobs,
-        entropies,
-        gradient,
-    })
+    gradient
 }
 
 /// One target's result.
@@ -149,8 +214,7 @@ pub fn run(
 pub(crate) struct Found {
     segment: usize,
     index: usize,
-    logprob: f32,
-    entropy: f32,
+    point: Point,
 }
 
 struct Plan {
@@ -258,10 +322,11 @@ struct Walk<'a> {
     segments: &'a [Segment<'a>],
     plan: &'a Plan,
     rope: &'a Rope,
-    loss: Option<&'a Loss<'a>>,
+    ask: &'a Ask<'a>,
     settings: Settings,
     /// One sum per thread.
     gradients: Vec<Vec<f32>>,
+    value_gradients: Vec<Vec<f32>>,
     found: Vec<Found>,
 }
 
@@ -269,6 +334,7 @@ struct Walk<'a> {
 struct Share<'g> {
     blocks: Vec<Vec<usize>>,
     gradient: &'g mut [f32],
+    value_gradient: &'g mut [f32],
     path_gradient: Path,
     found: Vec<Found>,
 }
@@ -286,15 +352,19 @@ impl Walk<'_> {
         self.blocks(&small, path);
         for root in roots.iter().copied().filter(|r| self.plan.size[*r] > limit) {
             let mut trunk = Block::new(self.weights, self.segments, &[root], path.len());
+            trunk.recompute = self.settings.recompute && self.ask.loss.is_some();
             trunk.forward(self.rope, path, crate::kernel::Threads::All);
             let children = &self.plan.children[root];
             let targets = self.head_targets(&[root]);
-            let gradient = &mut self.gradients[0];
+            let mut gradients = HeadGradients {
+                weights: &mut self.gradients[0],
+                values: &mut self.value_gradients[0],
+            };
             let dhidden = trunk.head(
                 &targets,
-                self.loss,
+                self.ask,
                 self.settings.temperature,
-                gradient,
+                &mut gradients,
                 &mut self.found,
             );
             let before = path.len();
@@ -341,16 +411,20 @@ impl Walk<'_> {
         }
         // Largest first to the thread with the least work: deterministic and balanced.
         blocks.sort_by_key(|(tokens, _)| std::cmp::Reverse(*tokens));
+        let (ask, temperature) = (self.ask, self.settings.temperature);
+        let recompute = self.settings.recompute && ask.loss.is_some();
         let mut shares: Vec<(usize, Share<'_>)> = self
             .gradients
             .iter_mut()
-            .map(|gradient| {
-                let path_gradient = Path::zeros_like(path, self.loss.is_some());
+            .zip(&mut self.value_gradients)
+            .map(|(gradient, value_gradient)| {
+                let path_gradient = Path::zeros_like(path, ask.loss.is_some());
                 (
                     0,
                     Share {
                         blocks: Vec::new(),
                         gradient,
+                        value_gradient,
                         path_gradient,
                         found: Vec::new(),
                     },
@@ -364,7 +438,6 @@ impl Walk<'_> {
             }
         }
         let (weights, segments, plan, rope) = (self.weights, self.segments, self.plan, self.rope);
-        let (loss, temperature) = (self.loss, self.settings.temperature);
         let shared_path: &Path = path;
         let one = crate::kernel::Threads::One;
         shares
@@ -374,15 +447,15 @@ impl Walk<'_> {
                 for roots in std::mem::take(&mut share.blocks) {
                     let members = plan.collect(&roots);
                     let mut block = Block::new(weights, segments, &members, shared_path.len());
+                    block.recompute = recompute;
                     block.forward(rope, shared_path, one);
                     let targets = head_targets(segments, plan, &members);
-                    let dhidden = block.head(
-                        &targets,
-                        loss,
-                        temperature,
-                        share.gradient,
-                        &mut share.found,
-                    );
+                    let mut gradients = HeadGradients {
+                        weights: share.gradient,
+                        values: share.value_gradient,
+                    };
+                    let dhidden =
+                        block.head(&targets, ask, temperature, &mut gradients, &mut share.found);
                     if let Some(dhidden) = dhidden {
                         let (_, gradients) = share.path_gradient.split();
                         block.backward(
@@ -403,7 +476,7 @@ impl Walk<'_> {
             .collect();
         for (path_gradient, found) in done {
             self.found.extend(found);
-            if self.loss.is_some() {
+            if ask.loss.is_some() {
                 path.add_gradients(&path_gradient);
             }
         }

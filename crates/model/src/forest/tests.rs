@@ -20,6 +20,7 @@ fn shape(family: Family) -> Config {
         max_position_embeddings: 256,
         rms_norm_eps: 1e-5,
         rope_theta: 1e4,
+        rope_scaling: None,
         tie_word_embeddings: family != Family::Llama,
     }
 }
@@ -140,11 +141,11 @@ proptest! {
     #[test]
     fn forest_equals_rows(forest in forests(), family in 0_usize..3, limit in 1_usize..40, threads in 1_usize..3) {
         let weights = weights([Family::Llama, Family::Qwen2, Family::Qwen3][family], 3);
-        let settings = Settings { threads, block_tokens_max: limit, temperature: 0.8 };
+        let settings = Settings { threads, block_tokens_max: limit, temperature: 0.8, recompute: threads == 1 };
         let shared = run(&weights, &borrow(&forest), Some(&quadratic), settings).unwrap();
         let (sequences, owners) = rows(&forest);
         let loss = |segment: usize, index: usize, logprob: f32| quadratic(owners[segment], index, logprob);
-        let plain = Settings { threads: 1, block_tokens_max: 10_000, temperature: 0.8 };
+        let plain = Settings { threads: 1, block_tokens_max: 10_000, temperature: 0.8, recompute: false };
         let separate = run(&weights, &borrow(&sequences), Some(&loss), plain).unwrap();
         for (row, owner) in owners.iter().enumerate() {
             prop_assert_eq!(close(&shared.logprobs[*owner], &separate.logprobs[row], 1e-5), Ok(()));
@@ -186,6 +187,7 @@ fn gradients_equal_finite_differences() {
             threads: 1,
             block_tokens_max: 6,
             temperature: 1.0,
+            recompute: false,
         };
         let weigh = |segment: usize, index: usize| 0.3 + 0.2 * segment as f32 - 0.25 * index as f32;
         let loss = |segment: usize, index: usize, _: f32| weigh(segment, index);
@@ -225,6 +227,127 @@ fn gradients_equal_finite_differences() {
             );
         }
     }
+}
+
+/// Values and entropies: gradients of a loss over all three by differences, with and without
+/// recomputation.
+#[test]
+fn values_and_entropies_have_the_gradients_of_differences() {
+    let tokens: [&[u32]; 4] = [&[1, 5, 7, 2], &[3, 9, 11], &[4, 4], &[8, 20, 3]];
+    let targets: [&[u32]; 4] = [&[2], &[0, 2], &[0, 1], &[0, 1]];
+    let parents = [None, Some(0), Some(1), Some(0)];
+    let segments: Vec<Segment<'_>> = (0..4)
+        .map(|i| Segment {
+            parent: parents[i],
+            tokens: tokens[i],
+            targets: targets[i],
+        })
+        .collect();
+    let mut weights = weights(Family::Qwen2, 5);
+    let mut head = ValueHead::zeros(16);
+    for (i, value) in head.data.iter_mut().enumerate() {
+        *value = 0.2 * ((i % 5) as f32 - 2.0);
+    }
+    let weigh = |segment: usize, index: usize| 0.3 + 0.2 * segment as f32 - 0.25 * index as f32;
+    let loss = |segment: usize, index: usize, point: Point| Slopes {
+        logprob: weigh(segment, index),
+        entropy: 0.7 * weigh(index, segment),
+        value: point.value - 0.5,
+    };
+    let total = |weights: &Weights, head: &ValueHead| -> f64 {
+        let ask = Ask {
+            loss: None,
+            values: Some(head),
+            policy: true,
+        };
+        let outcome = answer(weights, &segments, &ask, Settings::default()).unwrap();
+        let mut sum = 0.0;
+        for (s, own) in targets.iter().enumerate() {
+            for i in 0..own.len() {
+                let value = f64::from(outcome.values[s][i]) - 0.5;
+                sum += f64::from(weigh(s, i) * outcome.logprobs[s][i]);
+                sum += f64::from(0.7 * weigh(i, s) * outcome.entropies[s][i]);
+                sum += 0.5 * value * value;
+            }
+        }
+        sum
+    };
+    let ask = Ask {
+        loss: Some(&loss),
+        values: Some(&head),
+        policy: true,
+    };
+    let mut settings = Settings {
+        threads: 1,
+        block_tokens_max: 6,
+        ..Settings::default()
+    };
+    let outcome = answer(&weights, &segments, &ask, settings).unwrap();
+    settings.recompute = true;
+    let again = answer(&weights, &segments, &ask, settings).unwrap();
+    assert!(again.gradient == outcome.gradient && again.values == outcome.values);
+    // Siblings see the value of the state before the fork.
+    assert_eq!(outcome.values[1][0], outcome.values[3][0]);
+    let check = |name: &str, found: f32, numeric: f64| {
+        let error = (numeric - f64::from(found)).abs() / numeric.abs().max(5e-2);
+        assert!(error < 2e-2, "{name}: {found} and {numeric}");
+    };
+    let step = 5e-4;
+    for tensor in weights.layout.tensors.clone() {
+        let at = tensor
+            .range
+            .clone()
+            .max_by(|a, b| {
+                outcome.gradient[*a]
+                    .abs()
+                    .total_cmp(&outcome.gradient[*b].abs())
+            })
+            .unwrap();
+        let kept = weights.data[at];
+        weights.data[at] = kept + step;
+        let above = total(&weights, &head);
+        weights.data[at] = kept - step;
+        let below = total(&weights, &head);
+        weights.data[at] = kept;
+        check(
+            &tensor.name,
+            outcome.gradient[at],
+            (above - below) / (2.0 * f64::from(step)),
+        );
+    }
+    for at in [0, 7, 16] {
+        let mut moved = head.clone();
+        moved.data[at] += 1e-2;
+        let above = total(&weights, &moved);
+        moved.data[at] -= 2e-2;
+        let below = total(&weights, &moved);
+        check(
+            "value head",
+            outcome.value_gradient[at],
+            (above - below) / 2e-2,
+        );
+    }
+    // A critic alone projects nothing onto the vocabulary and has the gradient of the values.
+    let ask = Ask {
+        policy: false,
+        ..ask
+    };
+    let alone = answer(&weights, &segments, &ask, settings).unwrap();
+    assert_eq!(alone.values, outcome.values);
+    assert_eq!(alone.value_gradient, outcome.value_gradient);
+    let short = ValueHead::zeros(3);
+    let ask = Ask {
+        values: Some(&short),
+        ..ask
+    };
+    let error = answer(&weights, &segments, &ask, settings).unwrap_err();
+    assert_eq!(
+        error,
+        ForestError::ValueHead {
+            expected: 17,
+            found: 4
+        }
+    );
 }
 
 fn floats(value: &Value) -> Vec<f32> {

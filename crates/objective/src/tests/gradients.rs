@@ -48,6 +48,7 @@ fn kinds() -> Vec<PolicyLoss> {
             negative: 1.05,
         },
         PolicyLoss::GeometricMean { low, high },
+        PolicyLoss::Ratio,
         PolicyLoss::Plain,
         PolicyLoss::Quadratic { beta: 0.1 },
     ]

@@ -345,8 +345,15 @@ fn tasks_are_written_read_and_tried_out() {
     );
     let answer = world.run(&["tasks", "check", "mine", "--json"]);
     assert_eq!(answer.code, Some(0), "{}", answer.stderr);
-    let found: Value = serde_json::from_str(&answer.stdout).unwrap();
-    assert_eq!(found["counts"], json!({"admitted": 3}), "{found}");
+    let lines: Vec<Value> = answer
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    assert_eq!(lines[0]["format"], "own");
+    assert_eq!(lines[0]["gates"]["forgery"], json!({"pass": true}));
+    assert_eq!(lines[3]["counts"], json!({"admitted": 3}), "{lines:?}");
 
     // A verifier that pays for nothing.
     let task = fs::read_dir(world.path("mine/held-out"))

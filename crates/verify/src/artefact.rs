@@ -19,7 +19,6 @@ use std::{
     path::Path,
 };
 
-use calamine::Reader as _;
 use serde_json::Value;
 
 /// Text kept of one file, in characters (JobBench's cap).
@@ -53,7 +52,9 @@ pub fn text_of(path: &Path, content: &[u8]) -> Text {
         .to_ascii_lowercase();
     let read = || -> Result<String, String> {
         match end.as_str() {
-            "xlsx" | "xlsm" | "xls" | "ods" => sheets(content),
+            "xlsx" | "xlsm" => sheets::<calamine::Xlsx<_>>(content),
+            "xls" => sheets::<calamine::Xls<_>>(content),
+            "ods" => sheets::<calamine::Ods<_>>(content),
             "docx" => office(content, |name| name == "word/document.xml"),
             "pptx" => office(content, |name| {
                 name.starts_with("ppt/slides/slide") && name.ends_with(".xml")
@@ -79,9 +80,12 @@ fn cut(text: String) -> Text {
     }
 }
 
-fn sheets(content: &[u8]) -> Result<String, String> {
-    let mut book = calamine::open_workbook_auto_from_rs(Cursor::new(content))
-        .map_err(|error| error.to_string())?;
+fn sheets<'a, B>(content: &'a [u8]) -> Result<String, String>
+where
+    B: calamine::Reader<Cursor<&'a [u8]>>,
+    B::Error: std::fmt::Display,
+{
+    let mut book = B::new(Cursor::new(content)).map_err(|error| error.to_string())?;
     let mut out = String::new();
     for name in book.sheet_names() {
         let range = book

@@ -1,4 +1,4 @@
-//! Statistics of evaluations. Pure functions over successes: no ledger, no clock; the only
+//! Statistics of evaluations. Pure functions over successes, scores and captured calls: no ledger, no clock; the only
 //! randomness is a seeded generator in [`bootstrap`].
 //!
 //! | question | answer |
@@ -7,7 +7,12 @@
 //! | how sure? | its 95 % interval, see below |
 //! | is B better than A? | [`paired_difference`] over the tasks that both were given |
 //! | does any of k tries pass? | [`pass_at_k`], unbiased |
-//! | do all of k tries pass? | [`pass_pow_k`], unbiased |
+//! | do all of k tries pass? | [`pass_pow_k`], unbiased; [`pass_pow_k_plug_in`], as some benches write it |
+//! | does the threshold matter? | [`threshold_curve`] |
+//! | model or harness? | [`matrix`]: cells with intervals, and shares of variance |
+//! | do judges agree? | [`kappa`], [`kappa_quadratic`] |
+//! | how does it work? | [`Behaviour`], from captured calls; [`before_after`] of two checkpoints |
+//! | what does it cost? | [`quantile`] for p50 and p95 |
 //!
 //! Which interval, and why:
 //! - **One sample per task**: Wilson's score interval (E. B. Wilson 1927). It stays inside [0, 1]
@@ -28,14 +33,24 @@
 //! which is fixed by seed and order. Limits: a task without samples is left out and counted in
 //! [`PassRate::tasks_empty`]; no tasks at all give `None`.
 
+mod agreement;
+mod behaviour;
 mod bootstrap;
 mod compare;
 mod interval;
+mod matrix;
 mod pass;
+mod quantile;
 mod special;
 
+pub use agreement::{kappa, kappa_quadratic};
+pub use behaviour::{Behaviour, SHELLS, before_after, is_error};
 pub use bootstrap::bootstrap;
 pub use compare::{Difference, mcnemar, paired_difference};
 pub use interval::{Interval, wilson};
-pub use pass::{PassRate, TaskResult, pass_at_1, pass_at_k, pass_pow_k};
+pub use matrix::{Cell, Decomposition, Matrix, Score, matrix};
+pub use pass::{
+    PassRate, TaskResult, pass_at_1, pass_at_k, pass_pow_k, pass_pow_k_plug_in, threshold_curve,
+};
+pub use quantile::quantile;
 pub use special::student_t_975;

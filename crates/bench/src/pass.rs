@@ -105,11 +105,85 @@ pub fn pass_pow_k(tasks: &[TaskResult], k: u32) -> Option<f64> {
     })
 }
 
+/// pass^k as some benches write it (Claw-Eval): `(c / n)^k` per task. Biased upwards, because it
+/// draws with replacement; here so that numbers can be compared with theirs. Tasks with any
+/// samples count. `None` when there are none or k is 0.
+#[must_use]
+pub fn pass_pow_k_plug_in(tasks: &[TaskResult], k: u32) -> Option<f64> {
+    if k == 0 {
+        return None;
+    }
+    over_tasks(tasks, 1, |task| {
+        task.share().unwrap_or_default().powi(k as i32)
+    })
+}
+
+/// The share of values that reach each threshold, e.g. of rewards: how much a pass rate owes to
+/// where passing begins. Empty values give no shares.
+#[must_use]
+pub fn threshold_curve(values: &[f64], thresholds: &[f64]) -> Vec<(f64, f64)> {
+    if values.is_empty() {
+        return Vec::new();
+    }
+    let share = |threshold: f64| {
+        values.iter().filter(|value| **value >= threshold).count() as f64 / values.len() as f64
+    };
+    thresholds.iter().map(|at| (*at, share(*at))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{TaskResult, pass_at_1, pass_at_k, pass_pow_k};
+    use super::{
+        TaskResult, pass_at_1, pass_at_k, pass_pow_k, pass_pow_k_plug_in, threshold_curve,
+    };
+
+    /// Every subset of k of n samples, of which the first c passed: the definition itself.
+    fn enumerate(passed: u32, samples: u32, k: u32) -> (f64, f64) {
+        let (mut any, mut all, mut count) = (0.0, 0.0, 0.0);
+        for set in 0_u32..1 << samples {
+            if set.count_ones() == k {
+                let good = (set & ((1 << passed) - 1)).count_ones();
+                any += f64::from(u8::from(good > 0));
+                all += f64::from(u8::from(good == k));
+                count += 1.0;
+            }
+        }
+        (any / count, all / count)
+    }
+
+    #[test]
+    fn the_estimators_are_the_enumeration() {
+        for samples in 1..=10 {
+            for passed in 0..=samples {
+                for k in 1..=samples {
+                    let (any, all) = enumerate(passed, samples, k);
+                    let one = [task(passed, samples)];
+                    let found = (pass_at_k(&one, k), pass_pow_k(&one, k));
+                    assert!(
+                        (found.0.unwrap_or(9.0) - any).abs() < 1e-12,
+                        "{passed}/{samples} {k}"
+                    );
+                    assert!(
+                        (found.1.unwrap_or(9.0) - all).abs() < 1e-12,
+                        "{passed}/{samples} {k}"
+                    );
+                    let plug_in = pass_pow_k_plug_in(&one, k).unwrap_or(-1.0);
+                    assert!(plug_in >= all - 1e-12);
+                }
+            }
+        }
+        assert_eq!(pass_pow_k_plug_in(&[task(1, 2)], 3), Some(0.125));
+        assert_eq!(pass_pow_k_plug_in(&[task(1, 2)], 0), None);
+    }
+
+    #[test]
+    fn a_threshold_curve_falls() {
+        let curve = threshold_curve(&[0.0, 0.5, 0.75, 1.0], &[0.0, 0.5, 0.75, 1.0]);
+        assert_eq!(curve, [(0.0, 1.0), (0.5, 0.75), (0.75, 0.5), (1.0, 0.25)]);
+        assert_eq!(threshold_curve(&[], &[0.5]), []);
+    }
 
     fn task(passed: u32, samples: u32) -> TaskResult {
         TaskResult { samples, passed }

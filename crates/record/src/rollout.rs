@@ -59,6 +59,8 @@ pub enum Fault {
     NotSettled,
     /// The verifier broke its contract, crashed or timed out.
     VerifierFailed,
+    /// A judge could not be asked, or did not answer in form.
+    JudgeFailed,
     /// The run was stopped while this was going on.
     Interrupted,
 }

@@ -111,4 +111,18 @@ pub trait Judge: Send + Sync + Debug {
     /// # Errors
     /// [`JudgeError`].
     async fn verify(&self, task: &Task, sandbox: &dyn Sandbox) -> Result<Verdict, JudgeError>;
+
+    /// As [`Judge::verify`], for verifiers that read the conversation: `id` is the rollout whose
+    /// calls are settled. Without a judge of its own kind the conversation is not told.
+    ///
+    /// # Errors
+    /// [`JudgeError`].
+    async fn verify_rollout(
+        &self,
+        _id: &RolloutId,
+        task: &Task,
+        sandbox: &dyn Sandbox,
+    ) -> Result<Verdict, JudgeError> {
+        self.verify(task, sandbox).await
+    }
 }

@@ -286,7 +286,8 @@ impl Runner {
 
         let started = Instant::now();
         let limit = Duration::from_secs(stages.verify_s);
-        let verdict = match timeout(limit, self.judge.verify(&job.task, sandbox)).await {
+        let verify = self.judge.verify_rollout(&id, &job.task, sandbox);
+        let verdict = match timeout(limit, verify).await {
             Ok(verdict) => verdict,
             Err(_) => Err(JudgeError::Failed(format!(
                 "no verdict after {} s (stages.verify_s)",

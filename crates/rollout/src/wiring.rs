@@ -8,7 +8,7 @@ use gateway::{Gateway, Open, Status};
 use ledger::Ledger;
 use record::{AttemptOutcome, CallId, Fault, PolicyVersion, Rollout, RolloutId, Verdict};
 use sandbox::{Provider, Sandbox};
-use task::Task;
+use task::{Payload, Task};
 
 use crate::{
     ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
@@ -33,8 +33,10 @@ impl Runner {
                 engine,
                 ledger: ledger.clone(),
             }),
+            judge: Arc::new(RealJudge {
+                ledger: ledger.clone(),
+            }),
             store: Arc::new(RealStore { ledger }),
-            judge: Arc::new(RealJudge),
             settings: Arc::new(settings),
         }
     }
@@ -177,18 +179,45 @@ impl Store for RealStore {
 
 /// [`Judge`] over the verifier.
 #[derive(Debug)]
-struct RealJudge;
+struct RealJudge {
+    ledger: Ledger,
+}
+
+fn judge_error(error: verify::VerifyError) -> JudgeError {
+    match error.fault() {
+        Fault::SandboxLost | Fault::SandboxStart => JudgeError::SandboxLost(error.to_string()),
+        _ => JudgeError::Failed(error.to_string()),
+    }
+}
 
 #[async_trait]
 impl Judge for RealJudge {
     async fn verify(&self, task: &Task, sandbox: &dyn Sandbox) -> Result<Verdict, JudgeError> {
-        verify::verify(task, sandbox)
+        verify::verify(task, sandbox).await.map_err(judge_error)
+    }
+
+    /// Calls are read only for verifiers that are told of them.
+    async fn verify_rollout(
+        &self,
+        id: &RolloutId,
+        task: &Task,
+        sandbox: &dyn Sandbox,
+    ) -> Result<Verdict, JudgeError> {
+        if task.verifier.payload == Payload::None {
+            return self.verify(task, sandbox).await;
+        }
+        let (ledger, id) = (self.ledger.clone(), id.clone());
+        let calls = tokio::task::spawn_blocking(move || ledger.calls(&id))
             .await
-            .map_err(|error| match error.fault() {
-                Fault::SandboxLost | Fault::SandboxStart => {
-                    JudgeError::SandboxLost(error.to_string())
-                }
-                _ => JudgeError::Failed(error.to_string()),
-            })
+            .map_err(|error| JudgeError::Failed(error.to_string()))?
+            .map_err(|error| JudgeError::Failed(error.to_string()))?;
+        let transcript = verify::Transcript::of(&calls);
+        let told = verify::Told {
+            transcript: Some(&transcript),
+            panel: None,
+        };
+        verify::verify_with(task, sandbox, told)
+            .await
+            .map_err(judge_error)
     }
 }

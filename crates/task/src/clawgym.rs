@@ -2,15 +2,19 @@
 //!
 //! The verifier is `bash reward/reward.sh` in the workspace, 120 s, last line or zero; the
 //! folder `reward/` reaches the sandbox only after the harness ended. Keys that we do not know
-//! are kept in the task's metadata: the format belongs to somebody else.
+//! are kept in the task's metadata: the format belongs to somebody else. A rubric in
+//! `metadata.rule` makes the task hybrid, 0.7 code and 0.3 rubric, as ClawGym-Bench has it.
+//!
+//! [`read_source`] reads the rows from which such folders are unpacked.
 
 use std::path::{Path, PathBuf};
 
-use record::TaskId;
 use serde_json::{Map, Value};
 
 use crate::{
-    Contract, Task, TaskError, TaskFile, Verifier, digest,
+    Contract, Criterion, Environment, Format, Grading, Mix, Payload, Rubric, Scale, Task,
+    TaskError, TaskFile, Verifier, digest,
+    fields::{Fields, id_of},
     tree::{self, stays_inside},
 };
 
@@ -20,80 +24,12 @@ const WORKSPACE: &str = "/root/.openclaw/workspace";
 const HOME: &str = "/root";
 const TIMEOUT_S: u64 = 120;
 
-struct Entry {
-    file: PathBuf,
-    values: Map<String, Value>,
-}
-
-impl Entry {
-    fn read(folder: &Path) -> Result<Self, TaskError> {
-        let file = folder.join(FILE);
-        let text = tree::read_text(&file)?;
-        let value: Value = serde_json::from_str(&text).map_err(|error| TaskError::Field {
-            file: file.clone(),
-            line: Some(error.line()),
-            field: "the file".into(),
-            expected: "JSON".to_owned(),
-            found: error.to_string(),
-            hint: "correct the file",
-        })?;
-        match value {
-            Value::Object(values) => Ok(Self { file, values }),
-            other => Err(Self {
-                file,
-                values: Map::new(),
-            }
-            .wrong("the file", "an object", &other)),
-        }
-    }
-
-    fn wrong(&self, field: &str, expected: &str, found: &Value) -> TaskError {
-        let found: String = match found {
-            Value::Null => "nothing".to_owned(),
-            other => other.to_string().chars().take(120).collect(),
-        };
-        TaskError::Field {
-            file: self.file.clone(),
-            line: None,
-            field: field.into(),
-            expected: expected.to_owned(),
-            found,
-            hint: "correct the file",
-        }
-    }
-
-    /// Takes a required text out.
-    fn text(&mut self, key: &str) -> Result<String, TaskError> {
-        match self.values.remove(key) {
-            Some(Value::String(text)) if !text.trim().is_empty() => Ok(text),
-            other => Err(self.wrong(key, "a text", &other.unwrap_or_default())),
-        }
-    }
-
-    /// Takes the place of the input files, relative to the workspace, out.
-    fn mount(&mut self) -> Result<Option<PathBuf>, TaskError> {
-        let expected = format!("a path that is or is under {WORKSPACE}");
-        match self.values.remove("input_mount_dir") {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => match Path::new(&text).strip_prefix(WORKSPACE) {
-                Ok(inner) if inner.as_os_str().is_empty() || stays_inside(inner) => {
-                    Ok(Some(inner.to_path_buf()))
-                }
-                _ => Err(self.wrong("input_mount_dir", &expected, &Value::String(text))),
-            },
-            Some(other) => Err(self.wrong("input_mount_dir", &expected, &other)),
-        }
-    }
-}
-
 /// Reads one ClawGym folder.
 pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
-    let mut entry = Entry::read(folder)?;
-    let name = entry.text("task_id")?;
-    let id = TaskId::new(name.clone())
-        .map_err(|_| entry.wrong("task_id", tree::ID_EXPECTED, &name.into()))?;
+    let mut entry = Fields::json_file(&folder.join(FILE))?;
+    let id = entry.id("task_id")?;
     let instruction = entry.text("user_query")?;
-    let mount = entry.mount()?;
+    let mount = mount(&mut entry)?;
     let inputs = folder.join("input_files");
     if mount.is_some() && !inputs.is_dir() {
         return Err(entry.wrong(
@@ -110,10 +46,11 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
             ..file
         })
         .collect();
-    let metadata = match entry.values.remove("metadata") {
-        Some(Value::Object(metadata)) => metadata,
-        other => return Err(entry.wrong("metadata", "an object", &other.unwrap_or_default())),
+    let Some(mut about) = entry.object("metadata")? else {
+        return Err(entry.wrong("metadata", "an object", &Value::Null));
     };
+    let rubric = rule(&mut about)?;
+    let metadata: Map<String, Value> = about.rest();
     let verifier_files = tree::read(&folder.join("reward"))?;
     if !verifier_files
         .iter()
@@ -124,6 +61,35 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
             expected: "reward/reward.sh".to_owned(),
         });
     }
+    let metadata = metadata.into_iter().chain(entry.rest());
+    Ok(assemble(
+        id,
+        instruction,
+        files,
+        verifier_files,
+        rubric,
+        metadata,
+        Format::ClawGym,
+    ))
+}
+
+fn assemble(
+    id: record::TaskId,
+    instruction: String,
+    files: Vec<TaskFile>,
+    verifier_files: Vec<TaskFile>,
+    rubric: Option<Rubric>,
+    metadata: impl Iterator<Item = (String, Value)>,
+    format: Format,
+) -> Task {
+    let mix = if rubric.is_some() {
+        Mix::Weighted {
+            code: 0.7,
+            judge: 0.3,
+        }
+    } else {
+        Mix::Code
+    };
     let mut task = Task {
         id,
         family: "clawgym".to_owned(),
@@ -138,11 +104,175 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
             cwd: None,
             timeout_s: TIMEOUT_S,
             contract: Contract::LastLineOrZero,
+            payload: Payload::None,
+            env: Default::default(),
         },
         solution: Vec::new(),
-        metadata: metadata.into_iter().chain(entry.values).collect(),
+        metadata: metadata.collect(),
+        format,
+        grading: Grading {
+            mix,
+            rubric,
+            pass_at: 1.0,
+        },
+        environment: Environment::default(),
         digest: String::new(),
     };
+    // Chat-style checks read what the model said; the others never look at the variable, and
+    // telling them nothing keeps their digests.
+    let reads = |file: &TaskFile| {
+        String::from_utf8_lossy(&file.content).contains("OPENCLAW_REWARD_PAYLOAD")
+    };
+    if task.verifier.files.iter().any(reads) {
+        task.verifier.payload = Payload::ClawGym;
+    }
     task.digest = digest::digest(&task);
-    Ok(task)
+    task
+}
+
+/// Takes the place of the input files, relative to the workspace, out.
+fn mount(entry: &mut Fields) -> Result<Option<PathBuf>, TaskError> {
+    let expected = format!("a path that is or is under {WORKSPACE}");
+    match entry.any("input_mount_dir") {
+        None => Ok(None),
+        Some(Value::String(text)) => match Path::new(&text).strip_prefix(WORKSPACE) {
+            Ok(inner) if inner.as_os_str().is_empty() || stays_inside(inner) => {
+                Ok(Some(inner.to_path_buf()))
+            }
+            _ => Err(entry.wrong("input_mount_dir", &expected, &Value::String(text))),
+        },
+        Some(other) => Err(entry.wrong("input_mount_dir", &expected, &other)),
+    }
+}
+
+/// Takes the rubric out: `rule` or `rules`, null, or an object with `rules` of name, file and a
+/// text per level. `skip_rubric` means none.
+fn rule(about: &mut Fields) -> Result<Option<Rubric>, TaskError> {
+    let key = if about.has("rules") { "rules" } else { "rule" };
+    let Some(mut rule) = about.object(key)? else {
+        return Ok(None);
+    };
+    if rule.flag("skip_rubric")? == Some(true) {
+        return Ok(None);
+    }
+    let mut criteria = Vec::new();
+    for mut item in rule.objects("rules")? {
+        let name = item.text("name")?;
+        let file = item.maybe_text("file_path")?.map(PathBuf::from);
+        let mut text = String::new();
+        let Some(levels) = item.object("scores")? else {
+            return Err(item.wrong("scores", "an object of level and text", &Value::Null));
+        };
+        for (level, meaning) in levels.rest() {
+            let expected = "a text for each of 0, 0.25, 0.5, 0.75, 1";
+            let known = level
+                .parse()
+                .is_ok_and(|level| Scale::Quarters.levels().contains(&level));
+            match meaning {
+                Value::String(meaning) if known => {
+                    text.push_str(&format!("{level}: {meaning}\n"));
+                }
+                other => return Err(item.wrong(&format!("scores.{level}"), expected, &other)),
+            }
+        }
+        criteria.push(Criterion {
+            name,
+            text,
+            weight: 1.0,
+            file,
+        });
+    }
+    if criteria.is_empty() {
+        return Err(rule.wrong("rules", "at least one rule", &Value::Array(Vec::new())));
+    }
+    Ok(Some(Rubric {
+        criteria,
+        scale: Scale::Quarters,
+        one_by_one: false,
+        expected: String::new(),
+    }))
+}
+
+/// The id in a row's `origin_template`: its front matter has a line `id:`.
+fn template_id(template: &str) -> Option<&str> {
+    let line = template
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("id:"))?;
+    Some(line.trim().trim_matches(['"', '\'']))
+}
+
+/// Reads one row of the source: `prompt`, `hook_code`, `hook_lang`, `input_files`, `rule`,
+/// `origin_template`. Files under `reward/` are the verifier; `reward/test.py` becomes
+/// `check.py`, as the authors unpack it.
+pub(crate) fn read_source(text: &str, file: &Path, line: usize) -> Result<Task, TaskError> {
+    let mut row = Fields::json(text, file, Some(line))?;
+    let instruction = row.text("prompt")?;
+    let template = row.text_or("origin_template", "")?;
+    let name = template_id(&template).map_or_else(|| format!("row-{line:06}"), id_of);
+    let id = row.as_id("origin_template", &name)?;
+    let lang = row.text_or("hook_lang", "bash")?;
+    if lang != "bash" {
+        return Err(row.wrong("hook_lang", "bash", &lang.into()));
+    }
+    let hook = row.text("hook_code")?;
+    let rubric = rule(&mut row)?;
+    let (mut files, mut reward) = (Vec::new(), Vec::new());
+    for mut item in row.objects("input_files")? {
+        let path = item.text("file_path")?;
+        let inner = Path::new(&path)
+            .strip_prefix(WORKSPACE)
+            .unwrap_or(Path::new(&path));
+        if !stays_inside(inner) {
+            return Err(item.wrong("file_path", "a path inside the workspace", &path.into()));
+        }
+        let content = item.text_or("content", "")?.into_bytes();
+        let (list, path) = match inner.strip_prefix("reward") {
+            Ok(inner) if inner == Path::new("test.py") => (&mut reward, PathBuf::from("check.py")),
+            Ok(inner) => (&mut reward, inner.to_path_buf()),
+            Err(_) => (&mut files, inner.to_path_buf()),
+        };
+        list.push(TaskFile {
+            path,
+            content,
+            executable: false,
+        });
+    }
+    let hook = hook.replace("reward/test.py", "reward/check.py");
+    if !reward
+        .iter()
+        .any(|file| file.path == Path::new("reward.sh"))
+    {
+        reward.push(TaskFile {
+            path: "reward.sh".into(),
+            content: reward_script(&hook).into_bytes(),
+            executable: false,
+        });
+    }
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    reward.sort_by(|a, b| a.path.cmp(&b.path));
+    let metadata = row.rest().into_iter();
+    Ok(assemble(
+        id,
+        instruction,
+        files,
+        reward,
+        rubric,
+        metadata,
+        Format::ClawGymSource,
+    ))
+}
+
+/// The hook, whose JSON is averaged: an object that is not empty gives the mean of its values, a
+/// number itself, anything else 0.
+fn reward_script(hook: &str) -> String {
+    format!(
+        "set -euo pipefail\ncd {WORKSPACE}\nWORKSPACE={WORKSPACE}\nexport WORKSPACE\n\
+         found=$( {{\n{hook}\n}} )\n\
+         printf '%s' \"$found\" | python3 -I -c '\n\
+         import json, sys\n\
+         found = json.loads(sys.stdin.read().strip())\n\
+         if isinstance(found, dict) and found:\n    print(sum(map(float, found.values())) / len(found))\n\
+         elif isinstance(found, (int, float)):\n    print(float(found))\n\
+         else:\n    print(0.0)\n'\n"
+    )
 }

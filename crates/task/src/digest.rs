@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::{Contract, Step, Task, TaskFile};
+use crate::{Contract, Environment, Grading, Payload, Step, Task, TaskFile};
 
 struct Feed(Sha256);
 
@@ -57,6 +57,12 @@ impl Feed {
             }
             leaf => self.text(&leaf.to_string()),
         }
+    }
+
+    /// A part in its JSON form. These types hold text, numbers and lists: they always have one.
+    fn said(&mut self, part: &impl serde::Serialize) {
+        let value = serde_json::to_value(part).unwrap_or_default();
+        self.value(&value);
     }
 
     fn step(&mut self, step: &Step) {
@@ -114,6 +120,9 @@ pub fn digest(task: &Task) -> String {
     feed.text(match verifier.contract {
         Contract::LastLine => "last-line",
         Contract::LastLineOrZero => "last-line-or-zero",
+        Contract::RewardFile => "reward-file",
+        Contract::OfficeAnswer => "office-answer",
+        Contract::None => "none",
     });
     feed.count(task.solution.len());
     for step in &task.solution {
@@ -123,6 +132,20 @@ pub fn digest(task: &Task) -> String {
     for (key, value) in &task.metadata {
         feed.text(key);
         feed.value(value);
+    }
+    // What came later than "task 1" is fed only where it says something, so that older tasks keep
+    // their digests. The words keep the parts apart.
+    if verifier.payload != Payload::None || !verifier.env.is_empty() {
+        feed.text("verifier 2");
+        feed.said(&(verifier.payload, &verifier.env));
+    }
+    if task.grading != Grading::default() {
+        feed.text("grading");
+        feed.said(&task.grading);
+    }
+    if task.environment != Environment::default() {
+        feed.text("environment");
+        feed.said(&task.environment);
     }
     hex::encode(feed.0.finalize())
 }

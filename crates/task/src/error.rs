@@ -45,7 +45,7 @@ pub enum TaskError {
     },
     /// A folder in no known format.
     #[error(
-        "{folder}: not a task: expected task.toml (our format) or data_entry.json (ClawGym); remove the folder or point at a folder of tasks"
+        "{folder}: not a task: expected task.toml (ours, Harbor), data_entry.json (ClawGym), task.yaml (Terminal-Bench 1, Claw-Eval), RUBRICS.json (JobBench), *.md (PinchBench, QwenClawBench), *.jsonl or *.csv; remove it or point at a set of tasks"
     )]
     NotATask {
         /// The folder.

@@ -6,12 +6,28 @@
 //! | [`mod@load`] | which format a folder or source has |
 //! | [`teacher`] | the scripted policy that plays a reference solution through any harness's tools |
 //!
-//! Formats: our own folder (`task.toml`, `instruction.md`, `files/`, `verify/`, optional
-//! `solution.toml`), written by [`write_dir`]; and ClawGym folders (`data_entry.json`,
-//! `input_files/`, `reward/`), read unchanged. [`load_dir`] tells them apart folder by folder.
+//! Formats, told apart folder by folder and file by file ([`load()`]):
+//!
+//! | format | marked by | scored by |
+//! |---|---|---|
+//! | our own, written by [`write_dir`] | `task.toml` with `format = 1` | code, last line |
+//! | Harbor 1.0 to 1.4, Terminal-Bench 2 | `task.toml` with `tests/` or `environment/` | code, reward file |
+//! | Terminal-Bench 1 | `task.yaml` with `instruction` | pytest's summary |
+//! | ClawGym | `data_entry.json`, `reward/` | code, last line or zero; 0.7 / 0.3 with a rubric |
+//! | ClawGym's source | `*.jsonl` with `prompt`, `hook_code` | as above |
+//! | PinchBench, QwenClawBench | `*.md` with front matter | code, judge, weighted or gated |
+//! | Claw-Eval | `task.yaml` with `task_id` | judge |
+//! | MCP-Atlas | `*.csv` with `PROMPT`, `GTFA_CLAIMS` | judge, claim by claim |
+//! | OfficeQA | `*.csv` with `uid`, `question`, `answer` | the last words against the truth |
+//! | JobBench | `RUBRICS.json` | judge, weighted rubrics |
+//! | like SWE-bench | `*.jsonl` with `instance_id` | tests in a clean room |
+//!
+//! Formats of other people are read as their tools read them: keys that we do not know are kept
+//! in [`Task::metadata`], and what cannot be run here is a sentence in
+//! [`Environment::refusals`], never a silent difference.
 //!
 //! Invariants:
-//! - A task always has a verifier; a folder without one is [`TaskError::MissingVerifier`].
+//! - A task always has a verifier or a rubric; a folder without is [`TaskError::MissingVerifier`].
 //! - One bad task makes the whole folder an error: a set that silently shrinks gives wrong means.
 //! - Writing a task and reading it back gives an equal task, digest included.
 //! - [`Task::digest`] is over everything else in the task: equal digests are equal tasks.
@@ -19,19 +35,33 @@
 //!   because they mean something else in the sandbox. Beyond a limit: [`TaskError::TooLarge`].
 
 pub mod chores;
+mod claw_eval;
 mod clawgym;
 mod digest;
+mod dockerfile;
+mod environment;
 mod error;
+mod fields;
+mod grading;
+mod harbor;
+mod job_bench;
 pub mod load;
+mod markdown;
 mod model;
 mod own;
+mod tables;
 pub mod teacher;
+mod terminal_bench;
 mod toml_file;
 mod tree;
 
 pub use digest::digest;
+pub use environment::{
+    Environment, HealthCheck, McpServer, McpTransport, Needs, Network, Requirement, Service, Stage,
+};
 pub use error::TaskError;
-pub use load::{load, load_dir};
-pub use model::{Contract, Split, Step, Task, TaskFile, Verifier};
+pub use grading::{Criterion, Grading, Mix, Rubric, Scale};
+pub use load::{Found, load, load_dir, load_each};
+pub use model::{Contract, Format, Payload, Split, Step, Task, TaskFile, Verifier};
 pub use own::write_dir;
 pub use tree::{BYTES_MAX, FILES_MAX};

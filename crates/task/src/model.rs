@@ -3,6 +3,9 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use record::TaskId;
+use serde::{Deserialize, Serialize};
+
+use crate::{Environment, Grading};
 
 /// A file of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +27,86 @@ pub enum Contract {
     /// As above, but anything else than exit 0 with such a line is a fault of the verifier, not a
     /// score.
     LastLine,
+    /// `/logs/verifier/reward.json` (a flat object of finite numbers, or one number), else
+    /// `/logs/verifier/reward.txt` (one finite number); the exit code says nothing, and neither
+    /// file is a fault (Harbor). The reward is the key `reward`, or the only key.
+    RewardFile,
+    /// The model's last words are compared with `truth.txt` by the rules of OfficeQA; nothing is
+    /// run.
+    OfficeAnswer,
+    /// There is no code: a judge says everything. Running such a verifier is a fault.
+    None,
+}
+
+/// What the verifier is told of the conversation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Payload {
+    /// Nothing.
+    #[default]
+    None,
+    /// `transcript.json` beside the verifier's files: a list of messages in the shape of an
+    /// OpenClaw session (PinchBench, QwenClawBench).
+    Transcript,
+    /// A file named by the variable `OPENCLAW_REWARD_PAYLOAD`: final message, metadata and
+    /// transcript (ClawGym).
+    ClawGym,
+    /// `answer.txt` beside the verifier's files: the last thing that the model said.
+    Answer,
+}
+
+/// The format that a task was read from.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Format {
+    /// Ours.
+    #[default]
+    Own,
+    /// Harbor folders (Terminal-Bench 2).
+    Harbor,
+    /// Terminal-Bench 1 folders.
+    TerminalBench1,
+    /// ClawGym folders.
+    ClawGym,
+    /// ClawGym's source, one JSON object per line.
+    ClawGymSource,
+    /// PinchBench: one Markdown file per task.
+    PinchBench,
+    /// QwenClawBench: the same with subcategories and a gate.
+    QwenClawBench,
+    /// Claw-Eval folders.
+    ClawEval,
+    /// MCP-Atlas: a table of prompts and claims.
+    McpAtlas,
+    /// OfficeQA: a table of questions and answers.
+    OfficeQa,
+    /// JobBench folders.
+    JobBench,
+    /// Instances in the manner of SWE-bench.
+    SweBench,
+}
+
+impl Format {
+    /// The word used in tables and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Own => "own",
+            Self::Harbor => "harbor",
+            Self::TerminalBench1 => "terminal-bench-1",
+            Self::ClawGym => "clawgym",
+            Self::ClawGymSource => "clawgym-source",
+            Self::PinchBench => "pinchbench",
+            Self::QwenClawBench => "qwenclawbench",
+            Self::ClawEval => "claw-eval",
+            Self::McpAtlas => "mcp-atlas",
+            Self::OfficeQa => "officeqa",
+            Self::JobBench => "jobbench",
+            Self::SweBench => "swe-bench",
+        }
+    }
 }
 
 /// Code that scores the workspace, run in the sandbox after the harness ended.
@@ -41,6 +124,10 @@ pub struct Verifier {
     pub timeout_s: u64,
     /// How it tells its score.
     pub contract: Contract,
+    /// What it is told of the conversation.
+    pub payload: Payload,
+    /// Environment variables, on top of the environment's own.
+    pub env: BTreeMap<String, String>,
 }
 
 /// One step of a reference solution, free of any harness's tool names.
@@ -79,6 +166,12 @@ pub struct Task {
     pub solution: Vec<Step>,
     /// Whatever else the format carries.
     pub metadata: BTreeMap<String, serde_json::Value>,
+    /// The format that it was read from. Not part of the digest.
+    pub format: Format,
+    /// How its final reward is made.
+    pub grading: Grading,
+    /// What it needs of its place.
+    pub environment: Environment,
     /// SHA-256 over all of the above. Hexadecimal.
     pub digest: String,
 }

@@ -23,6 +23,7 @@
 mod form;
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -31,7 +32,7 @@ use form::{SolutionForm, TaskForm};
 use record::TaskId;
 
 use crate::{
-    Step, Task, TaskError, Verifier, digest, toml_file,
+    Environment, Format, Grading, Payload, Step, Task, TaskError, Verifier, digest, toml_file,
     tree::{self, stays_inside},
 };
 
@@ -135,9 +136,14 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
             cwd: verifier.cwd,
             timeout_s: verifier.timeout_s,
             contract: verifier.contract.into(),
+            payload: Payload::default(),
+            env: BTreeMap::new(),
         },
         solution: read_solution(&folder.join(SOLUTION))?,
         metadata: form::json_of(form.metadata),
+        format: Format::default(),
+        grading: Grading::default(),
+        environment: Environment::default(),
         digest: String::new(),
     };
     task.digest = digest::digest(&task);

@@ -81,6 +81,30 @@ fn walk(
     Ok(())
 }
 
+/// One regular file of a folder, with its path relative to the folder.
+pub(crate) fn read_one(folder: &Path, inner: &Path) -> Result<TaskFile, TaskError> {
+    let path = folder.join(inner);
+    let data = fs::symlink_metadata(&path).map_err(|error| refused(&path, &error))?;
+    within(&path, data.len())?;
+    Ok(TaskFile {
+        content: fs::read(&path).map_err(|error| refused(&path, &error))?,
+        executable: data.permissions().mode() & 0o111 != 0,
+        path: inner.to_path_buf(),
+    })
+}
+
+/// Refuses a single file that is larger than a whole task may be.
+pub(crate) fn within(path: &Path, bytes: u64) -> Result<(), TaskError> {
+    if bytes <= BYTES_MAX {
+        return Ok(());
+    }
+    Err(too_large(
+        path,
+        format!("{bytes} bytes"),
+        format!("{BYTES_MAX} bytes"),
+    ))
+}
+
 fn too_large(path: &Path, what: String, limit: String) -> TaskError {
     TaskError::TooLarge {
         path: path.to_path_buf(),
@@ -111,6 +135,8 @@ pub(crate) const ID_EXPECTED: &str =
 
 /// Reads a text file.
 pub(crate) fn read_text(path: &Path) -> Result<String, TaskError> {
+    let data = fs::metadata(path).map_err(|error| refused(path, &error))?;
+    within(path, data.len())?;
     fs::read_to_string(path).map_err(|error| refused(path, &error))
 }
 

@@ -16,8 +16,8 @@ use std::{
 use proptest::prelude::*;
 use record::TaskId;
 use task::{
-    Contract, Split, Step, Task, TaskError, TaskFile, Verifier, chores, digest, load, load_dir,
-    write_dir,
+    Contract, Environment, Format, Grading, Payload, Split, Step, Task, TaskError, TaskFile,
+    Verifier, chores, digest, load, load_dir, write_dir,
 };
 use tempfile::tempdir;
 
@@ -136,9 +136,14 @@ prop_compose! {
                 cwd: cwd.map(Into::into),
                 timeout_s,
                 contract,
+                payload: Payload::default(),
+                env: BTreeMap::new(),
             },
             solution,
             metadata,
+            format: Format::default(),
+            grading: Grading::default(),
+            environment: Environment::default(),
             digest: String::new(),
         };
         task.digest = digest(&task);
@@ -229,7 +234,7 @@ fn folders_that_are_no_tasks_are_named() {
     ));
     fs::create_dir_all(folder.path().join("stray")).unwrap();
     let error = load_dir(folder.path()).unwrap_err();
-    insta::assert_snapshot!(complaint(folder.path(), &error), @r#"/stray: not a task: expected task.toml (our format) or data_entry.json (ClawGym); remove the folder or point at a folder of tasks"#);
+    insta::assert_snapshot!(complaint(folder.path(), &error), @r#"/stray: not a task: expected task.toml (ours, Harbor), data_entry.json (ClawGym), task.yaml (Terminal-Bench 1, Claw-Eval), RUBRICS.json (JobBench), *.md (PinchBench, QwenClawBench), *.jsonl or *.csv; remove it or point at a set of tasks"#);
     let error = load_dir(&folder.path().join("missing")).unwrap_err();
     insta::assert_snapshot!(complaint(folder.path(), &error), @r#"/missing: No such file or directory (os error 2); check that the path is right and readable"#);
 }

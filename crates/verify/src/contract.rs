@@ -64,15 +64,60 @@ pub(crate) fn reward(
         Exit::Code(code) => format!("exit {code}"),
         Exit::Signal(signal) => format!("signal {signal}"),
     };
-    match contract {
-        Contract::LastLineOrZero => Ok(0.0),
-        Contract::LastLine => Err(VerifyError::Contract {
-            task: task(),
-            expected: EXPECTED,
-            found: problem,
-            evidence: evidence(),
-        }),
+    if contract == Contract::LastLineOrZero {
+        return Ok(0.0);
     }
+    Err(VerifyError::Contract {
+        task: task(),
+        expected: EXPECTED,
+        found: problem,
+        evidence: evidence(),
+    })
+}
+
+/// The rewards in a reward file: `reward.json` when it is there, else `reward.txt`. The error
+/// says what is there instead.
+pub(crate) fn reward_file(
+    json: Option<&[u8]>,
+    text: Option<&[u8]>,
+) -> Result<BTreeMap<String, f64>, String> {
+    let one = |number: f64| BTreeMap::from([("reward".to_owned(), number)]);
+    match (json, text) {
+        (Some(json), _) => {
+            let said = String::from_utf8_lossy(json);
+            let wrong = || format!("reward.json {:?}", cut(said.trim(), 160));
+            let finite = |value: &Value| value.as_f64().filter(|number| number.is_finite());
+            match serde_json::from_slice(json) {
+                Ok(Value::Object(items)) if !items.is_empty() => items
+                    .iter()
+                    .map(|(key, value)| Some((key.clone(), finite(value)?)))
+                    .collect::<Option<_>>()
+                    .ok_or_else(wrong),
+                Ok(value) => finite(&value).map(one).ok_or_else(wrong),
+                Err(_) => Err(wrong()),
+            }
+        }
+        (None, Some(text)) => {
+            let said = String::from_utf8_lossy(text);
+            let number = said
+                .trim()
+                .parse::<f64>()
+                .ok()
+                .filter(|number| number.is_finite());
+            number
+                .map(one)
+                .ok_or_else(|| format!("reward.txt {:?}", cut(said.trim(), 160)))
+        }
+        (None, None) => Err("neither reward.json nor reward.txt".to_owned()),
+    }
+}
+
+/// The one number of several: the key `reward`, else their mean.
+pub(crate) fn one_reward(rewards: &BTreeMap<String, f64>) -> f64 {
+    rewards
+        .get("reward")
+        .copied()
+        .unwrap_or_else(|| rewards.values().sum::<f64>() / rewards.len().max(1) as f64)
 }
 
 /// Scores by criterion: the last JSON object of numbers that the verifier printed, on a line of
@@ -190,6 +235,32 @@ mod tests {
         for contract in [Contract::LastLine, Contract::LastLineOrZero] {
             let error = reward("t", 7, contract, &starved).unwrap_err();
             assert!(matches!(error, VerifyError::OutOfMemory { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn reward_files_are_read_json_first() {
+        let read = |json: Option<&str>, text: Option<&str>| {
+            reward_file(json.map(str::as_bytes), text.map(str::as_bytes))
+                .map(|rewards| one_reward(&rewards))
+        };
+        assert_eq!(read(None, Some(" 0.5\n")), Ok(0.5));
+        assert_eq!(
+            read(Some("{\"reward\": 1, \"other\": 0}"), Some("0")),
+            Ok(1.0)
+        );
+        assert_eq!(read(Some("{\"a\": 1, \"b\": 0}"), None), Ok(0.5));
+        assert_eq!(read(Some("0.25"), None), Ok(0.25));
+        for (json, text) in [
+            (None, None),
+            (None, Some("")),
+            (None, Some("nan")),
+            (Some("{\"reward\": true}"), Some("1")),
+            (Some("{\"reward\": \"1\"}"), Some("1")),
+            (Some("{}"), Some("1")),
+            (Some("oops"), Some("1")),
+        ] {
+            assert!(read(json, text).is_err(), "{json:?} {text:?}");
         }
     }
 

@@ -61,6 +61,28 @@ pub enum VerifyError {
         /// What it printed.
         evidence: String,
     },
+    /// The task asks for something that is not here.
+    #[error("task {task} cannot be run here: {}", reasons.join("; "))]
+    Refused {
+        /// The task.
+        task: String,
+        /// Why, each a sentence.
+        reasons: Vec<String>,
+    },
+    /// The task needs a judge, and none was named.
+    #[error("task {task} is scored by a rubric: name a judge")]
+    NoJudge {
+        /// The task.
+        task: String,
+    },
+    /// The judges gave no score.
+    #[error("task {task}: {source}")]
+    Judge {
+        /// The task.
+        task: String,
+        /// The judge's word.
+        source: crate::judge::JudgeError,
+    },
     /// A step of the reference solution failed.
     #[error("task {task}: step {step} of the solution failed: {reason}; correct the solution")]
     Solution {
@@ -89,6 +111,7 @@ impl VerifyError {
                 ..
             } => Fault::SandboxStart,
             Self::Sandbox { .. } => Fault::SandboxLost,
+            Self::Judge { .. } | Self::NoJudge { .. } => Fault::JudgeFailed,
             _ => Fault::VerifierFailed,
         }
     }
@@ -100,6 +123,9 @@ impl VerifyError {
         match self {
             Self::Sandbox { source, .. } => !matches!(source, SandboxError::Unsupported { .. }),
             Self::TimedOut { .. } | Self::OutOfMemory { .. } => true,
+            Self::Judge { source, .. } => {
+                matches!(source, crate::judge::JudgeError::Unavailable { .. })
+            }
             _ => false,
         }
     }

@@ -2,10 +2,15 @@
 //!
 //! | function | does |
 //! |---|---|
-//! | [`verify`] | scores the state that a harness left behind |
+//! | [`verify`], [`verify_with`] | scores the state that a harness left behind; the second with conversation and judges |
+//! | [`rescore`] | scores a kept state again, by any task's verifier |
+//! | [`Transcript::of`] | the conversation in the shape that graders expect, from captured calls |
+//! | [`judge`] | a model that scores by a rubric |
+//! | [`artefact`] | text out of spreadsheets, documents, notebooks, databases |
 //! | [`prepare`], [`spec`] | the world of a task before the harness starts |
 //! | [`apply_solution`] | plays the reference solution straight in the sandbox, without a harness |
 //! | [`admit`] | whether a task may be used at all |
+//! | [`leaks`] | whether the initial files give the answer away |
 //!
 //! Invariants:
 //! - A fault is never a score (I7): whatever is not the verifier's own word about the world is a
@@ -27,15 +32,32 @@
 //! | other exit, signal | `Contract` | 0 |
 //! | timeout | `TimedOut` | `TimedOut` |
 //! | killed for lack of memory | `OutOfMemory` | `OutOfMemory` |
+//!
+//! `RewardFile` looks at the reward file alone (`reward.json`, else `reward.txt`): no file, or
+//! no finite number from 0 to 1 in it, is `Contract`; timeout and memory as above. Code of the
+//! first two contracts runs with `PYTHONSAFEPATH`, its own folder as `PYTHONPATH` and without
+//! user site, so that modules which an agent left in the workspace stand in for none.
 
+pub mod artefact;
+mod audit;
+mod claw_eval;
 mod contract;
 mod error;
 mod gates;
+pub mod judge;
+mod office;
+mod rescore;
 mod run;
+mod transcript;
 mod world;
 
+pub use audit::{Leak, leaks};
+pub use claw_eval::{claw_eval_score, robustness};
 pub use contract::{EVIDENCE_BYTES_MAX, scores};
 pub use error::VerifyError;
-pub use gates::{Gates, admit};
-pub use run::{OUTPUT_BYTES_MAX, verify};
-pub use world::{STEP_TIMEOUT_S, apply_solution, prepare, spec};
+pub use gates::{Gates, admit, no_op};
+pub use office::office_answer;
+pub use rescore::{World, rescore};
+pub use run::{OUTPUT_BYTES_MAX, Told, WORKSPACE_BYTES_MAX, verify, verify_with};
+pub use transcript::Transcript;
+pub use world::{STEP_TIMEOUT_S, apply_solution, missing, prepare, refuse, spec};

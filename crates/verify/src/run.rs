@@ -7,12 +7,14 @@ use std::{
 };
 
 use record::Verdict;
-use sandbox::{Exec, Exit, File, Sandbox, SandboxError};
-use task::{Task, TaskFile};
+use sandbox::{Exec, Exit, File, Output, Sandbox, SandboxError};
+use task::{Contract, Mix, Payload, Task, TaskFile};
 
 use crate::{
-    VerifyError,
-    contract::{cut, evidence, reward, scores},
+    Transcript, VerifyError,
+    contract::{cut, evidence, one_reward, reward, reward_file, scores},
+    judge::{Judged, Material, Panel},
+    office::office_answer,
 };
 
 /// Bytes kept of each of the verifier's stdout and stderr.
@@ -54,17 +56,196 @@ fn exec(argv: Vec<String>, cwd: Option<PathBuf>, timeout_s: u64) -> Exec {
     }
 }
 
-/// Scores the state of the sandbox. To be called once the harness has ended: the verifier's
-/// files are uploaded now, in place of anything that is there.
+/// Where Harbor's verifiers leave their score.
+const REWARDS: &str = "/logs/verifier";
+/// Bytes read of a reward file.
+const REWARD_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of a workspace that a judge may be shown.
+pub const WORKSPACE_BYTES_MAX: u64 = 256 << 20;
+
+/// What is known of a rollout beside its sandbox, and who may judge it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Told<'a> {
+    /// The conversation; an empty one when `None`.
+    pub transcript: Option<&'a Transcript>,
+    /// The judges, for tasks that need one.
+    pub panel: Option<&'a Panel>,
+}
+
+/// Scores the state of the sandbox by code alone, without a conversation.
 ///
 /// # Errors
 /// [`VerifyError`] for everything that is not the verifier's own word about the world.
 pub async fn verify(task: &Task, sandbox: &dyn Sandbox) -> Result<Verdict, VerifyError> {
+    verify_with(task, sandbox, Told::default()).await
+}
+
+/// Scores the state of the sandbox. To be called once the harness has ended: the verifier's
+/// files are uploaded now, in place of anything that is there. Code first; then the judges, when
+/// the task's mix needs them, about the workspace as it was before the code ran.
+///
+/// # Errors
+/// [`VerifyError`] for everything that is not the verifier's own word about the world.
+pub async fn verify_with(
+    task: &Task,
+    sandbox: &dyn Sandbox,
+    told: Told<'_>,
+) -> Result<Verdict, VerifyError> {
+    let empty = Transcript::default();
+    let transcript = told.transcript.unwrap_or(&empty);
+    let mix = task.grading.mix;
+    let material = if mix == Mix::Code || told.panel.is_none() {
+        None
+    } else {
+        Some(look(task, sandbox).await?)
+    };
+    let code = code(task, sandbox, transcript).await?;
+    if !mix.needs_judge(code.reward) {
+        let reward = mix.reward(code.reward, 0.0);
+        return Ok(Verdict { reward, ..code });
+    }
+    let (Some(panel), Some(material), Some(rubric)) = (told.panel, material, &task.grading.rubric)
+    else {
+        return Err(VerifyError::NoJudge {
+            task: task.id.to_string(),
+        });
+    };
+    let started = std::time::Instant::now();
+    let judged = panel
+        .judge(&task.instruction, rubric, &material, transcript)
+        .await
+        .map_err(|source| VerifyError::Judge {
+            task: task.id.to_string(),
+            source,
+        })?;
+    Ok(together(
+        mix,
+        code,
+        &judged,
+        started.elapsed().as_secs_f64(),
+    ))
+}
+
+/// One verdict of the code's and the judges'.
+pub(crate) fn together(mix: Mix, code: Verdict, judged: &Judged, seconds: f64) -> Verdict {
+    let code_part = if mix == Mix::Judge {
+        BTreeMap::new()
+    } else {
+        code.scores
+    };
+    let named = |part: &'static str| {
+        move |(name, score): (&String, &f64)| (format!("{part}.{name}"), *score)
+    };
+    let marks = serde_json::to_string(&judged.marks).unwrap_or_default();
+    Verdict {
+        reward: mix.reward(code.reward, judged.score),
+        scores: code_part
+            .iter()
+            .map(named("automated"))
+            .chain(judged.scores.iter().map(named("llm_judge")))
+            .chain([("judge_agreement".to_owned(), judged.agreement)])
+            .collect(),
+        evidence: cut(
+            format!("{}\n{marks}", code.evidence).trim(),
+            crate::EVIDENCE_BYTES_MAX,
+        ),
+        seconds: code.seconds + seconds,
+    }
+}
+
+/// The workspace's files for the judges.
+async fn look(task: &Task, sandbox: &dyn Sandbox) -> Result<Material, VerifyError> {
+    let files = sandbox
+        .download(task.workspace.clone(), WORKSPACE_BYTES_MAX)
+        .await
+        .map_err(doing(task, "reading the workspace"))?;
+    Ok(Material::of(files.into_iter().map(|file| {
+        let path = file
+            .path
+            .strip_prefix(&task.workspace)
+            .unwrap_or(&file.path);
+        (path.to_path_buf(), file.content)
+    })))
+}
+
+/// The code's word alone.
+async fn code(
+    task: &Task,
+    sandbox: &dyn Sandbox,
+    transcript: &Transcript,
+) -> Result<Verdict, VerifyError> {
     let verifier = &task.verifier;
+    match verifier.contract {
+        Contract::None => {
+            return Ok(Verdict {
+                reward: 0.0,
+                scores: BTreeMap::new(),
+                evidence: String::new(),
+                seconds: 0.0,
+            });
+        }
+        Contract::OfficeAnswer => return Ok(office(task, transcript)),
+        Contract::LastLine | Contract::LastLineOrZero | Contract::RewardFile => {}
+    }
     let folder = task.workspace.join(&verifier.folder);
     clear(task, &folder, sandbox).await?;
+    let by_file = verifier.contract == Contract::RewardFile;
+    if by_file {
+        clear(task, Path::new(REWARDS), sandbox).await?;
+    }
+    let mut files = files_at(&folder, &verifier.files);
+    let mut env = task.environment.env.clone();
+    if !by_file {
+        // An agent must not be able to put modules in the way of a check's own.
+        env.insert("PYTHONSAFEPATH".to_owned(), "1".to_owned());
+        env.insert(
+            "PYTHONPATH".to_owned(),
+            folder.to_string_lossy().into_owned(),
+        );
+    }
+    env.insert("PYTHONNOUSERSITE".to_owned(), "1".to_owned());
+    env.insert("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned());
+    env.extend(verifier.env.clone());
+    let mut add = |name: &str, content: Vec<u8>| {
+        let path = folder.join(name);
+        files.push(File {
+            path: path.clone(),
+            content,
+            mode: 0o644,
+        });
+        path
+    };
+    match verifier.payload {
+        Payload::None => {}
+        Payload::Transcript => {
+            add("transcript.json", transcript.to_json());
+        }
+        Payload::Answer => {
+            add("answer.txt", transcript.last_words.clone().into_bytes());
+        }
+        Payload::ClawGym => {
+            let payload = serde_json::json!({
+                "final_message": transcript.last_words,
+                "metadata": task.metadata,
+                "transcript": transcript.events,
+            });
+            let path = add("payload.json", payload.to_string().into_bytes());
+            env.insert(
+                "OPENCLAW_REWARD_PAYLOAD".to_owned(),
+                path.to_string_lossy().into_owned(),
+            );
+        }
+    }
+    if by_file {
+        // The folder must be there; the file says nothing.
+        files.push(File {
+            path: Path::new(REWARDS).join("test-stdout.txt"),
+            content: Vec::new(),
+            mode: 0o644,
+        });
+    }
     sandbox
-        .upload(files_at(&folder, &verifier.files))
+        .upload(files)
         .await
         .map_err(doing(task, "uploading the verifier"))?;
     let workspace = task.workspace.to_string_lossy();
@@ -77,7 +258,9 @@ pub async fn verify(task: &Task, sandbox: &dyn Sandbox) -> Result<Verdict, Verif
         .cwd
         .clone()
         .or_else(|| Some(task.workspace.clone()));
-    let output = match sandbox.exec(exec(argv, cwd, verifier.timeout_s)).await {
+    let mut run = exec(argv, cwd, verifier.timeout_s);
+    run.env = env;
+    let output = match sandbox.exec(run).await {
         Ok(output) => output,
         Err(SandboxError::NotRunnable {
             program, reason, ..
@@ -89,19 +272,97 @@ pub async fn verify(task: &Task, sandbox: &dyn Sandbox) -> Result<Verdict, Verif
         }
         Err(source) => return Err(doing(task, "running the verifier")(source)),
     };
-    let reward = reward(
-        task.id.as_str(),
-        verifier.timeout_s,
-        verifier.contract,
-        &output,
-    )?;
+    let (reward, scores) = if by_file {
+        rewards(task, sandbox, &output).await?
+    } else {
+        let reward = reward(
+            task.id.as_str(),
+            verifier.timeout_s,
+            verifier.contract,
+            &output,
+        )?;
+        (reward, scores(&String::from_utf8_lossy(&output.stdout)))
+    };
     tracing::debug!(task = %task.id, reward, seconds = output.seconds, "verified");
     Ok(Verdict {
         reward,
-        scores: scores(&String::from_utf8_lossy(&output.stdout)),
+        scores,
         evidence: evidence(&output),
         seconds: output.seconds,
     })
+}
+
+/// What a verifier of Harbor left. Its exit code says nothing.
+async fn rewards(
+    task: &Task,
+    sandbox: &dyn Sandbox,
+    output: &Output,
+) -> Result<(f64, BTreeMap<String, f64>), VerifyError> {
+    let contract = |expected: &'static str, found: String| VerifyError::Contract {
+        task: task.id.to_string(),
+        expected,
+        found,
+        evidence: evidence(output),
+    };
+    if output.exit == Exit::TimedOut {
+        return Err(VerifyError::TimedOut {
+            task: task.id.to_string(),
+            timeout_s: task.verifier.timeout_s,
+            evidence: evidence(output),
+        });
+    }
+    if output.out_of_memory {
+        return Err(VerifyError::OutOfMemory {
+            task: task.id.to_string(),
+            evidence: evidence(output),
+        });
+    }
+    let read = |name: &'static str| async move {
+        let path = Path::new(REWARDS).join(name);
+        match sandbox.download(path.clone(), REWARD_BYTES_MAX).await {
+            Ok(files) => Ok(files
+                .into_iter()
+                .find(|file| file.path == path)
+                .map(|file| file.content)),
+            Err(SandboxError::File { .. }) => Ok(None),
+            Err(error) => Err(doing(task, "reading the reward file")(error)),
+        }
+    };
+    let (json, text) = (read("reward.json").await?, read("reward.txt").await?);
+    let found = reward_file(json.as_deref(), text.as_deref()).map_err(|found| {
+        contract(
+            "numbers in /logs/verifier/reward.json or reward.txt",
+            format!("{found} ({:?})", output.exit),
+        )
+    })?;
+    let reward = one_reward(&found);
+    if !(0.0..=1.0).contains(&reward) {
+        return Err(contract("a reward from 0 to 1", reward.to_string()));
+    }
+    Ok((reward, found))
+}
+
+fn office(task: &Task, transcript: &Transcript) -> Verdict {
+    let truth = task
+        .verifier
+        .files
+        .iter()
+        .find(|file| file.path == Path::new("truth.txt"))
+        .map(|file| String::from_utf8_lossy(&file.content).into_owned())
+        .unwrap_or_default();
+    let right = office_answer(&truth, &transcript.last_words, 0.0);
+    Verdict {
+        reward: f64::from(u8::from(right)),
+        scores: BTreeMap::new(),
+        evidence: cut(
+            &format!(
+                "expected {truth:?}, the last words were {:?}",
+                transcript.last_words
+            ),
+            crate::EVIDENCE_BYTES_MAX,
+        ),
+        seconds: 0.0,
+    }
 }
 
 /// Removes what the agent may have put where the verifier's files go. A link is removed, not

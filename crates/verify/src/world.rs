@@ -25,17 +25,18 @@ pub fn spec(task: &Task, name: String, limits: Limits) -> Spec {
         mounts: Vec::new(),
         workspace: task.workspace.clone(),
         home: task.home.clone(),
-        env: BTreeMap::new(),
+        env: task.environment.env.clone(),
         gateway_socket: None,
         gateway_port: 0,
     }
 }
 
-/// Puts the initial files into the sandbox.
+/// Puts the initial files into the sandbox, after a look at whether the task can be run here.
 ///
 /// # Errors
-/// [`VerifyError::Sandbox`].
+/// [`VerifyError::Refused`], [`VerifyError::Sandbox`].
 pub async fn prepare(task: &Task, sandbox: &dyn Sandbox) -> Result<(), VerifyError> {
+    refuse(task)?;
     if task.files.is_empty() {
         return Ok(());
     }
@@ -43,6 +44,64 @@ pub async fn prepare(task: &Task, sandbox: &dyn Sandbox) -> Result<(), VerifyErr
         .upload(files_at(&task.workspace, &task.files))
         .await
         .map_err(doing(task, "uploading the task's files"))
+}
+
+/// Whether a task can be run here at all, as far as the task itself tells.
+///
+/// # Errors
+/// [`VerifyError::Refused`].
+pub fn refuse(task: &Task) -> Result<(), VerifyError> {
+    if task.environment.refusals.is_empty() {
+        return Ok(());
+    }
+    Err(VerifyError::Refused {
+        task: task.id.to_string(),
+        reasons: task.environment.refusals.clone(),
+    })
+}
+
+/// Which packages that the task needs are not in the sandbox. Names of Python distributions are
+/// asked for without their version demands.
+///
+/// # Errors
+/// [`VerifyError::Sandbox`].
+pub async fn missing(
+    task: &Task,
+    sandbox: &dyn Sandbox,
+) -> Result<Vec<task::Requirement>, VerifyError> {
+    let mut missing = Vec::new();
+    for requirement in &task.environment.requires {
+        let (script, name) = match requirement {
+            task::Requirement::Apt(name) => ("dpkg -s \"$1\"", name.as_str()),
+            task::Requirement::Pip(name) => (
+                "python3 -c 'import importlib.metadata as m, sys; m.version(sys.argv[1])' \"$1\"",
+                name.split(['=', '<', '>', '!', '~', '[', ';', ' '])
+                    .next()
+                    .unwrap_or_default(),
+            ),
+            task::Requirement::Npm(name) => (
+                "test -d \"$(npm root -g)/$1\"",
+                name.rsplit_once('@').map_or(name.as_str(), |(head, _)| {
+                    if head.is_empty() { name } else { head }
+                }),
+            ),
+        };
+        let output = sandbox
+            .exec(Exec {
+                argv: ["sh", "-c", script, "sh", name].map(str::to_owned).to_vec(),
+                cwd: Some("/".into()),
+                env: BTreeMap::new(),
+                stdin: Vec::new(),
+                timeout: Duration::from_secs(STEP_TIMEOUT_S),
+                output_bytes_max: 4096,
+            })
+            .await
+            .map_err(doing(task, "looking for packages"))?;
+        if output.exit != Exit::Code(0) {
+            missing.push(requirement.clone());
+        }
+    }
+    Ok(missing)
 }
 
 /// Plays the reference solution in the sandbox, without a harness. Every command must end with
@@ -68,7 +127,7 @@ pub async fn apply_solution(task: &Task, sandbox: &dyn Sandbox) -> Result<(), Ve
                     .exec(Exec {
                         argv: vec!["bash".to_owned(), "-c".to_owned(), command.clone()],
                         cwd: Some(task.workspace.clone()),
-                        env: BTreeMap::new(),
+                        env: task.environment.env.clone(),
                         stdin: Vec::new(),
                         timeout: Duration::from_secs(STEP_TIMEOUT_S),
                         output_bytes_max: 4096,

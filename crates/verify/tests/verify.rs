@@ -13,7 +13,7 @@ use fake::{FakeProvider, FakeSandbox};
 use record::Fault;
 use sandbox::Limits;
 use task::{Contract, Split, Step, Task, TaskFile, chores};
-use verify::{Gates, VerifyError, admit, apply_solution, prepare, spec, verify};
+use verify::{VerifyError, admit, apply_solution, prepare, spec, verify};
 
 /// A task of which only the verifier's script and contract matter.
 fn scored_by(script: &str, contract: Contract) -> Task {
@@ -38,6 +38,94 @@ async fn one_chore_of_each_family_passes_the_gates() {
         assert!(gates.admitted(), "{}: {:?}", task.id, gates.objections());
         assert!(gates.solution_present());
     }
+}
+
+/// A verifier that trusts its surroundings pays a cheater, and the gate says so.
+#[tokio::test]
+async fn a_verifier_that_can_be_cheated_is_named() {
+    let naive = "[ -e reward.txt ] && cat reward.txt || { [ \"$(ls)\" ] && echo 1 || echo 0; }";
+    let mut task = scored_by(naive, Contract::LastLine);
+    task.files.clear();
+    task.solution = vec![Step::Write("x".into(), "y".into())];
+    let gates = admit(&task, &FakeProvider).await.unwrap();
+    let objections = gates.objections().join("; ");
+    assert!(
+        objections.contains("the trick reward-file scores 1"),
+        "{objections}"
+    );
+    assert!(gates.probes.values().any(|score| *score == 0.0));
+}
+
+#[tokio::test]
+async fn answers_in_the_initial_files_are_found() {
+    let answer = "the long text that solves the whole task";
+    let mut task = scored_by("echo 0", Contract::LastLine);
+    task.solution = vec![Step::Write("out.txt".into(), answer.into())];
+    task.files = vec![
+        TaskFile {
+            path: "notes/old.md".into(),
+            content: format!("x {answer} y").into(),
+            executable: false,
+        },
+        TaskFile {
+            path: ".git/HEAD".into(),
+            content: b"ref".to_vec(),
+            executable: false,
+        },
+        TaskFile {
+            path: "fine.txt".into(),
+            content: b"nothing".to_vec(),
+            executable: false,
+        },
+    ];
+    let found: Vec<String> = verify::leaks(&task)
+        .iter()
+        .map(|leak| format!("{:?} {}", leak.file, leak.what))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            "Some(\"notes/old.md\") the solution's out.txt",
+            "Some(\".git/HEAD\") a place where answers are kept"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_reward_file_is_read_and_an_old_one_is_not() {
+    let mut task = scored_by("true", Contract::RewardFile);
+    let sandbox = open(&task);
+    let logs = sandbox.real(Path::new("/logs/verifier"));
+    fs::create_dir_all(&logs).unwrap();
+    fs::write(logs.join("reward.json"), "1").unwrap();
+    // The agent's own file is gone before the verifier runs; the verifier wrote none: a fault.
+    let error = verify(&task, &sandbox).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("neither reward.json nor reward.txt"),
+        "{error}"
+    );
+    assert_eq!(error.fault(), Fault::VerifierFailed);
+    let script = format!(
+        "echo '{{\"reward\": 0.5, \"x\": 1}}' > {0}/reward.json; echo 1 > {0}/reward.txt; exit 3",
+        logs.display()
+    );
+    task.verifier.files[0].content = script.into();
+    let verdict = verify(&task, &sandbox).await.unwrap();
+    assert_eq!((verdict.reward, verdict.scores["x"]), (0.5, 1.0));
+}
+
+#[tokio::test]
+async fn what_cannot_be_run_is_refused_with_the_reason() {
+    let mut task = scored_by("echo 1", Contract::LastLine);
+    task.environment.refusals = vec!["it needs Windows".into(), "it needs the sun".into()];
+    let error = admit(&task, &FakeProvider).await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with("cannot be run here: it needs Windows; it needs the sun")
+    );
 }
 
 #[tokio::test]
@@ -183,16 +271,13 @@ async fn the_gates_stop_bad_tasks() {
         "[ -e ran ] && { echo 0; exit; }; [ \"$(ls)\" ] && { touch ran; echo 1; exit; }; echo 0";
     assert_eq!(
         objections(fickle).await,
-        "the solution scores [1.0, 0.0, 0.0], not 1; 3 runs of the verifier do not agree"
+        "the solution scores [1.0, 0.0, 0.0], not 1; 3 runs of the verifier do not agree; \
+         the trick python-modules scores 1"
     );
     let mut task = scored_by("echo 0", Contract::LastLine);
     task.solution.clear();
     let gates = admit(&task, &FakeProvider).await.unwrap();
-    let expected = Gates {
-        no_op: 0.0,
-        solution: Vec::new(),
-        deterministic: true,
-    };
-    assert_eq!(gates, expected);
+    assert_eq!((gates.no_op, gates.deterministic), (0.0, true));
+    assert_eq!(gates.probes.len(), 5);
     assert_eq!(gates.objections(), ["there is no reference solution"]);
 }

@@ -1,10 +1,14 @@
 //! `espalier tasks`: check a task set before it is used, and write the built-in one to disk.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use futures::{StreamExt, stream};
 use sandbox::LocalProvider;
-use serde::Serialize;
+use serde_json::{Map, Value, json};
 use task::{Split, Task};
 use tokio_util::sync::CancellationToken;
 use verify::{Gates, VerifyError};
@@ -26,15 +30,21 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Action {
     /// Read tasks and try each out in sandboxes: doing nothing must score 0, the reference
-    /// solution 1, and the verifier must agree with itself.
+    /// solution 1, the verifier must agree with itself and pay for no trick, and the initial
+    /// files must not hold the answer. With --json: one object per task, a line each, and a
+    /// summary as the last line.
     ///
     /// Example: espalier tasks check my-tasks
     Check {
-        /// A folder of tasks (ours or ClawGym's), `chores`, or `chores:FILE.toml`.
+        /// A folder or file of tasks in any format of docs/tasks.md, `chores`, or
+        /// `chores:FILE.toml`.
         source: String,
         /// Only read the tasks; run nothing.
         #[arg(long)]
         parse_only: bool,
+        /// Only the score of doing nothing, once per task: whole sets in minutes.
+        #[arg(long, conflicts_with = "parse_only")]
+        no_op_only: bool,
     },
     /// Write tasks as folders in our format, to read, change and use as your own.
     ///
@@ -52,7 +62,18 @@ enum Action {
 pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError> {
     let display = Display::new(json);
     match arguments.action {
-        Action::Check { source, parse_only } => check(&source, parse_only, &display).await,
+        Action::Check {
+            source,
+            parse_only,
+            no_op_only,
+        } => {
+            let depth = match (parse_only, no_op_only) {
+                (true, _) => Depth::Parse,
+                (_, true) => Depth::NoOp,
+                _ => Depth::All,
+            };
+            check(&source, depth, &display).await
+        }
         Action::Write { source, out } => write(&source, &out, &display),
     }
 }
@@ -76,93 +97,229 @@ fn load(source: &str) -> Result<Vec<(Split, Vec<Task>)>, CliError> {
     Ok(splits)
 }
 
+/// How far tasks are tried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Parse,
+    NoOp,
+    All,
+}
+
 /// What became of a task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     /// All gates are open.
     Admitted,
     /// Nothing speaks against it, but without a reference solution nothing proves that it can be
     /// solved.
     Unproven,
+    /// It can be read; nothing was run.
+    Read,
+    /// It is scored by a judge, who is not asked here.
+    Judged,
+    /// It cannot be run here, and says why.
+    NotHere,
     /// Must not be used.
-    Refused { why: String },
+    Refused,
+    /// Cannot even be read.
+    Unreadable,
 }
 
 impl State {
-    fn of(gates: Result<&Gates, &VerifyError>) -> Self {
-        match gates {
-            Err(error) => Self::Refused {
-                why: error.to_string(),
-            },
-            Ok(gates) if gates.admitted() => Self::Admitted,
-            Ok(gates) if gates.solution.is_empty() && gates.no_op == 0.0 && gates.deterministic => {
-                Self::Unproven
-            }
-            Ok(gates) => Self::Refused {
-                why: gates.objections().join("; "),
-            },
-        }
-    }
-
-    fn name(&self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Self::Admitted => "admitted",
             Self::Unproven => "unproven",
-            Self::Refused { .. } => "refused",
+            Self::Read => "read",
+            Self::Judged => "judged",
+            Self::NotHere => "not_here",
+            Self::Refused => "refused",
+            Self::Unreadable => "unreadable",
         }
+    }
+
+    /// Whether such a task must not be in a set that is used.
+    fn bad(self) -> bool {
+        matches!(self, Self::Refused | Self::Unreadable)
     }
 }
 
-async fn check(source: &str, parse_only: bool, display: &Display) -> Result<(), CliError> {
-    let splits = load(source)?;
-    for (split, tasks) in &splits {
-        let split = if splits.len() == 1 {
-            "tasks"
+/// One task's line.
+#[derive(Debug, Clone)]
+struct Report {
+    id: String,
+    state: State,
+    why: String,
+    json: Value,
+}
+
+fn gate(why: Option<&str>) -> Value {
+    match why {
+        None => json!({"pass": true}),
+        Some(why) => json!({"pass": false, "reason": why}),
+    }
+}
+
+impl Report {
+    fn new(id: &str, format: &str, state: State, gates: &[(&str, Option<String>)]) -> Self {
+        let why: Vec<&str> = gates.iter().filter_map(|(_, why)| why.as_deref()).collect();
+        let map: Map<String, Value> = gates
+            .iter()
+            .map(|(name, why)| ((*name).to_owned(), gate(why.as_deref())))
+            .collect();
+        Self {
+            id: id.to_owned(),
+            state,
+            why: why.join("; "),
+            json: json!({"id": id, "format": format, "state": state.name(), "gates": map}),
+        }
+    }
+
+    fn unreadable(place: &Path, error: &task::TaskError) -> Self {
+        let id = place.to_string_lossy();
+        Self::new(
+            &id,
+            "unknown",
+            State::Unreadable,
+            &[("parses", Some(error.to_string()))],
+        )
+    }
+
+    fn read(task: &Task) -> Self {
+        let format = task.format.name();
+        Self::new(task.id.as_str(), format, State::Read, &[("parses", None)])
+    }
+
+    fn tried(task: &Task, gates: &Gates) -> Self {
+        let mut each = vec![("parses", None)];
+        each.extend(gates.each());
+        let against = each
+            .iter()
+            .filter(|(name, why)| why.is_some() && *name != "solution")
+            .count();
+        let state = if gates.admitted() {
+            State::Admitted
+        } else if gates.solution.is_empty() && against == 0 {
+            State::Unproven
         } else {
-            split.name()
+            State::Refused
         };
-        display.line(&format!(
-            "{split}: {} tasks in {} families can be read",
-            tasks.len(),
-            families(tasks)
-        ));
+        let mut report = Self::new(task.id.as_str(), task.format.name(), state, &each);
+        report.json["no_op"] = gates.no_op.into();
+        report.json["seconds"] = gates.seconds.into();
+        report.json["bytes"] = gates.bytes.into();
+        report.json["tricks"] = json!(gates.probes);
+        report
     }
-    let tasks: Vec<Task> = splits.into_iter().flat_map(|(_, tasks)| tasks).collect();
-    if parse_only {
-        display.json(&serde_json::json!({"tasks": tasks.len()}));
-        return Ok(());
+
+    fn idle(task: &Task, score: f64, seconds: f64) -> Self {
+        let why = (score != 0.0).then(|| format!("doing nothing scores {score}, not 0"));
+        let state = if why.is_some() {
+            State::Refused
+        } else {
+            State::Unproven
+        };
+        let gates = [("parses", None), ("no_op", why)];
+        let mut report = Self::new(task.id.as_str(), task.format.name(), state, &gates);
+        report.json["no_op"] = score.into();
+        report.json["seconds"] = seconds.into();
+        report
     }
-    let states = try_out(&tasks, display).await?;
+
+    fn failed(task: &Task, error: &VerifyError) -> Self {
+        let (state, name) = match error {
+            VerifyError::Refused { .. } => (State::NotHere, "environment"),
+            VerifyError::NoJudge { .. } => (State::Judged, "judge"),
+            _ => (State::Refused, "runs"),
+        };
+        let gates = [("parses", None), (name, Some(error.to_string()))];
+        Self::new(task.id.as_str(), task.format.name(), state, &gates)
+    }
+}
+
+/// Every task of a source, or what is wrong with it.
+fn each(source: &str) -> Result<Vec<task::Found>, CliError> {
+    let path = Path::new(source);
+    if !path.exists() {
+        let tasks = load(source)?.into_iter().flat_map(|(_, tasks)| tasks);
+        return Ok(tasks
+            .map(|task| (PathBuf::from(source), Ok(task)))
+            .collect());
+    }
+    let mut found = Vec::new();
+    let splits: Vec<PathBuf> = [Split::Train, Split::HeldOut]
+        .iter()
+        .map(|split| path.join(split.name()))
+        .filter(|folder| folder.is_dir())
+        .collect();
+    let folders = if splits.is_empty() {
+        vec![path.to_path_buf()]
+    } else {
+        splits
+    };
+    for folder in folders {
+        let tasks = task::load_each(&folder)
+            .map_err(|error| CliError::failed(format!("tasks {source}"), error))?;
+        found.extend(tasks);
+    }
+    Ok(found)
+}
+
+async fn check(source: &str, depth: Depth, display: &Display) -> Result<(), CliError> {
+    let found = each(source)?;
+    let (mut tasks, mut reports) = (Vec::new(), Vec::new());
+    for (place, task) in found {
+        match task {
+            Ok(task) => tasks.push(task),
+            Err(error) => reports.push(Report::unreadable(&place, &error)),
+        }
+    }
+    let (read, families) = (tasks.len(), families(&tasks));
+    display.line(&format!("{read} tasks in {families} families can be read"));
+    if depth == Depth::Parse {
+        reports.extend(tasks.iter().map(Report::read));
+    } else {
+        reports.extend(try_out(&tasks, depth, display).await?);
+    }
+    reports.sort_by(|a, b| a.id.cmp(&b.id));
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for state in states.values() {
-        *counts.entry(state.name()).or_default() += 1;
+    for report in &reports {
+        *counts.entry(report.state.name()).or_default() += 1;
+        display.json(&report.json);
     }
-    display.json(&serde_json::json!({"tasks": states.len(), "counts": counts, "states": states}));
+    display.json(&json!({
+        "summary": true, "tasks": reports.len(), "read": read, "families": families, "counts": counts,
+    }));
     let rows: Vec<Vec<String>> = counts
         .iter()
         .map(|(name, count)| vec![(*name).to_owned(), count.to_string()])
         .collect();
     display.line(table(&["gates", "tasks"], &rows).trim_end());
-    let refused: Vec<(&String, &String)> = states
+    let named = |state: State| matches!(state, State::Refused | State::Unreadable | State::NotHere);
+    for report in reports
         .iter()
-        .filter_map(|(id, state)| match state {
-            State::Refused { why } => Some((id, why)),
-            State::Admitted | State::Unproven => None,
-        })
-        .collect();
-    for (id, why) in refused.iter().take(SHOWN_MAX) {
-        display.line(&format!("refused {id}: {why}"));
+        .filter(|report| named(report.state))
+        .take(SHOWN_MAX)
+    {
+        display.line(&format!(
+            "{} {}: {}",
+            report.state.name(),
+            report.id,
+            report.why
+        ));
     }
-    if counts.contains_key("unproven") {
+    if depth == Depth::All && counts.contains_key("unproven") {
         display.line(
             "unproven: no reference solution says that the task can be solved; add a solution.toml",
         );
     }
-    match refused.len() {
+    if counts.contains_key("judged") {
+        display.line("judged: a rubric scores it; `espalier verify` asks a judge");
+    }
+    match reports.iter().filter(|report| report.state.bad()).count() {
         0 => Ok(()),
-        refused => Err(CliError::plain(
-            format!("{refused} of {} tasks must not be used", states.len()),
+        bad => Err(CliError::plain(
+            format!("{bad} of {} tasks must not be used", reports.len()),
             "a reward from such a task is noise: correct it, or take it out (--json names all)",
         )),
     }
@@ -176,7 +333,7 @@ fn families(tasks: &[Task]) -> usize {
         .len()
 }
 
-async fn try_out(tasks: &[Task], display: &Display) -> Result<BTreeMap<String, State>, CliError> {
+async fn try_out(tasks: &[Task], depth: Depth, display: &Display) -> Result<Vec<Report>, CliError> {
     let provider = LocalProvider::start(sandbox::LocalConfig::default())
         .await
         .map_err(|error| {
@@ -188,23 +345,31 @@ async fn try_out(tasks: &[Task], display: &Display) -> Result<BTreeMap<String, S
     let provider = Arc::new(provider);
     let (cancel, _watcher) = super::interrupts();
     let progress = display.steps("gates", tasks.len() as u64, "tasks");
-    let admitted = stream::iter(tasks)
+    let tried = stream::iter(tasks)
         .map(|task| {
             let provider = Arc::clone(&provider);
             async move {
-                let gates = verify::admit(task, provider.as_ref()).await;
-                (task.id.to_string(), State::of(gates.as_ref()))
+                let report = if depth == Depth::NoOp {
+                    verify::no_op(task, provider.as_ref())
+                        .await
+                        .map(|(score, seconds)| Report::idle(task, score, seconds))
+                } else {
+                    verify::admit(task, provider.as_ref())
+                        .await
+                        .map(|gates| Report::tried(task, &gates))
+                };
+                report.unwrap_or_else(|error| Report::failed(task, &error))
             }
         })
         .buffer_unordered(CONCURRENCY)
         .inspect(|_| progress.advance(""))
-        .collect::<BTreeMap<_, _>>();
-    let states = unless(&cancel, admitted).await;
+        .collect::<Vec<_>>();
+    let reports = unless(&cancel, tried).await;
     progress.done();
     if let Some(provider) = Arc::into_inner(provider) {
         provider.close().await;
     }
-    states
+    reports
 }
 
 /// The future's result; dropping it on Ctrl-C destroys its sandboxes.
@@ -250,21 +415,48 @@ fn write(source: &str, out: &std::path::Path, display: &Display) -> Result<(), C
 mod tests {
     use super::*;
 
-    fn gates(no_op: f64, solution: &[f64], deterministic: bool) -> Gates {
-        Gates {
+    fn state(no_op: f64, solution: &[f64], deterministic: bool, trick: f64) -> State {
+        let gates = Gates {
             no_op,
             solution: solution.to_vec(),
             deterministic,
-        }
+            probes: BTreeMap::from([("reward-file", trick)]),
+            leaks: Vec::new(),
+            missing: Vec::new(),
+            seconds: 0.1,
+            bytes: 1,
+        };
+        let settings = task::chores::Settings::built_in()
+            .map(|settings| task::chores::generate_with(&settings, Split::Train).swap_remove(0));
+        settings.map_or(State::Unreadable, |task| Report::tried(&task, &gates).state)
     }
 
     #[test]
     fn only_what_is_proven_is_admitted() {
-        let name = |gates: &Gates| State::of(Ok(gates)).name();
-        assert_eq!(name(&gates(0.0, &[1.0; 3], true)), "admitted");
-        assert_eq!(name(&gates(0.0, &[], true)), "unproven");
-        assert_eq!(name(&gates(0.5, &[], true)), "refused");
-        assert_eq!(name(&gates(0.0, &[], false)), "refused");
-        assert_eq!(name(&gates(0.0, &[1.0, 0.0], false)), "refused");
+        assert_eq!(state(0.0, &[1.0; 3], true, 0.0), State::Admitted);
+        assert_eq!(state(0.0, &[], true, 0.0), State::Unproven);
+        assert_eq!(state(0.5, &[], true, 0.5), State::Refused);
+        assert_eq!(state(0.0, &[], false, 0.0), State::Refused);
+        assert_eq!(state(0.0, &[1.0, 0.0], false, 0.0), State::Refused);
+        assert_eq!(state(0.0, &[1.0; 3], true, 1.0), State::Refused);
+    }
+
+    #[test]
+    fn a_line_names_each_gate() {
+        let report = Report::new(
+            "a",
+            "own",
+            State::Refused,
+            &[
+                ("parses", None),
+                ("no_op", Some("doing nothing scores 1, not 0".into())),
+            ],
+        );
+        assert_eq!(report.json["gates"]["parses"]["pass"], true);
+        assert_eq!(
+            report.json["gates"]["no_op"]["reason"],
+            "doing nothing scores 1, not 0"
+        );
+        assert_eq!(report.why, "doing nothing scores 1, not 0");
     }
 }

@@ -29,7 +29,7 @@ use rollout::{
     Stages, Store, plan_group,
 };
 use sandbox::{Exec, Exit, File, Output, Provider, Sandbox, SandboxError, Spec};
-use task::{Contract, Task, Verifier};
+use task::{Contract, Environment, Format, Grading, Payload, Task, Verifier};
 use tokio::time::sleep;
 
 /// How a boundary behaves.
@@ -524,9 +524,14 @@ pub fn task(name: &str) -> Task {
             cwd: None,
             timeout_s: 10,
             contract: Contract::LastLine,
+            payload: Payload::default(),
+            env: BTreeMap::new(),
         },
         solution: Vec::new(),
         metadata: BTreeMap::new(),
+        format: Format::default(),
+        grading: Grading::default(),
+        environment: Environment::default(),
         digest: "d".into(),
     }
 }

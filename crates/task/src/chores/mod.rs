@@ -33,7 +33,9 @@ pub(crate) use draft::quote;
 use record::TaskId;
 pub use settings::Settings;
 
-use crate::{Contract, Split, Step, Task, TaskFile, Verifier, digest};
+use crate::{
+    Contract, Environment, Format, Grading, Payload, Split, Step, Task, TaskFile, Verifier, digest,
+};
 
 /// Where the chores live in the sandbox.
 pub const WORKSPACE: &str = "/workspace";
@@ -137,6 +139,8 @@ fn task(split: Split, seed: u64, index: usize, name: &str, family: Family) -> Ta
             cwd: None,
             timeout_s: VERIFIER_TIMEOUT_S,
             contract: Contract::LastLine,
+            payload: Payload::default(),
+            env: BTreeMap::new(),
         },
         solution: draft.steps,
         metadata: BTreeMap::from([
@@ -144,6 +148,9 @@ fn task(split: Split, seed: u64, index: usize, name: &str, family: Family) -> Ta
             ("seed".to_owned(), seed.into()),
             ("names".to_owned(), dice.used().to_vec().into()),
         ]),
+        format: Format::default(),
+        grading: Grading::default(),
+        environment: Environment::default(),
         digest: String::new(),
     };
     task.digest = digest::digest(&task);

@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use crate::{Contract, Step, Task, chores};
+use crate::{Contract, Environment, Grading, Payload, Step, Task, chores};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -73,8 +73,18 @@ impl From<ContractForm> for Contract {
 }
 
 impl TaskForm {
-    /// The form of a task; the error says what TOML cannot hold.
+    /// The form of a task; the error says what our format cannot hold.
     pub(super) fn of(task: &Task) -> Result<Self, String> {
+        let beyond = task.grading != Grading::default()
+            || task.environment != Environment::default()
+            || task.verifier.payload != Payload::None
+            || !task.verifier.env.is_empty();
+        if beyond {
+            let format = task.format.name();
+            return Err(format!(
+                "our format cannot say what {format} says of grading or environment"
+            ));
+        }
         let mut metadata = toml::Table::new();
         for (key, value) in &task.metadata {
             let value = toml_of(value).map_err(|what| format!("metadata.{key}: {what}"))?;
@@ -94,6 +104,7 @@ impl TaskForm {
                 contract: match task.verifier.contract {
                     Contract::LastLine => ContractForm::LastLine,
                     Contract::LastLineOrZero => ContractForm::LastLineOrZero,
+                    other => return Err(format!("our format has no contract {other:?}")),
                 },
             }),
             metadata,

@@ -1,6 +1,8 @@
 //! A provider without isolation: a temporary folder and the shell of this machine. Absolute
 //! paths of the sandbox lie under that folder.
 
+#![allow(dead_code, reason = "each test file uses a part")]
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
@@ -60,13 +62,22 @@ impl Sandbox for FakeSandbox {
         let start = Instant::now();
         let workspace = self.workspace.to_string_lossy();
         let real = self.real(&self.workspace);
-        let argv: Vec<String> = exec
-            .argv
-            .iter()
-            .map(|argument| argument.replace(&*workspace, &real.to_string_lossy()))
-            .collect();
+        // Whatever is removed is removed under the folder, and what is there is meant there: the
+        // machine's own files are out of reach.
+        let removes = exec.argv[0] == "rm";
+        let inside = |text: &str| {
+            let text = text.replace(&*workspace, &real.to_string_lossy());
+            let mapped =
+                text.starts_with('/') && !text.starts_with(&*self.root.path().to_string_lossy());
+            if mapped && (removes || self.real(Path::new(&text)).exists()) {
+                return self.real(Path::new(&text)).to_string_lossy().into_owned();
+            }
+            text
+        };
+        let argv: Vec<String> = exec.argv.iter().map(|text| inside(text)).collect();
         let child = tokio::process::Command::new(&argv[0])
             .args(&argv[1..])
+            .envs(exec.env.iter().map(|(name, value)| (name, inside(value))))
             .current_dir(self.real(&exec.cwd.unwrap_or_else(|| self.workspace.clone())))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -107,16 +118,27 @@ impl Sandbox for FakeSandbox {
         Ok(())
     }
 
-    /// One file only: enough for the tests.
     async fn download(&self, path: PathBuf, _: u64) -> Result<Vec<File>, SandboxError> {
-        let real = self.real(&path);
-        let content = fs::read(&real).map_err(|error| Self::failed(&path, &error))?;
-        let mode = fs::metadata(real).unwrap().permissions().mode() & 0o777;
-        Ok(vec![File {
-            path,
-            content,
-            mode,
-        }])
+        let mut files = Vec::new();
+        let mut open = vec![path.clone()];
+        while let Some(path) = open.pop() {
+            let real = self.real(&path);
+            let data = fs::metadata(&real).map_err(|error| Self::failed(&path, &error))?;
+            if data.is_dir() {
+                let entries = fs::read_dir(&real).map_err(|error| Self::failed(&path, &error))?;
+                open.extend(entries.map(|entry| path.join(entry.unwrap().file_name())));
+                continue;
+            }
+            let content = fs::read(&real).map_err(|error| Self::failed(&path, &error))?;
+            let mode = data.permissions().mode() & 0o777;
+            files.push(File {
+                path,
+                content,
+                mode,
+            });
+        }
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(files)
     }
 
     async fn destroy(self: Box<Self>) {}

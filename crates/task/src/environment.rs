@@ -1,0 +1,159 @@
+//! What a task needs of the place where it runs, beyond its files.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Whom the sandbox may talk to, besides the gateway.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Network {
+    /// Nobody.
+    #[default]
+    None,
+    /// Anybody.
+    Public,
+    /// These hosts: names, `*.name`, addresses, CIDR ranges.
+    Allowlist {
+        /// The hosts.
+        hosts: Vec<String>,
+    },
+}
+
+/// A package that must be in the system, as a Dockerfile installs it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "name", rename_all = "kebab-case")]
+pub enum Requirement {
+    /// A Debian package.
+    Apt(String),
+    /// A Python distribution, with its version demand.
+    Pip(String),
+    /// A Node.js package, installed globally.
+    Npm(String),
+}
+
+/// A server of tools that the harness is told about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct McpServer {
+    /// Its name.
+    pub name: String,
+    /// How it is reached.
+    pub transport: McpTransport,
+}
+
+/// How a tool server is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum McpTransport {
+    /// Server-sent events.
+    Sse {
+        /// Address.
+        url: String,
+    },
+    /// Streamable HTTP.
+    StreamableHttp {
+        /// Address.
+        url: String,
+    },
+    /// A child process.
+    Stdio {
+        /// Program.
+        command: String,
+        /// Its arguments.
+        args: Vec<String>,
+    },
+}
+
+/// A command that says whether the environment is ready.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HealthCheck {
+    /// Run by a shell; exit 0 is healthy.
+    pub command: String,
+    /// Pause between tries.
+    pub interval_s: f64,
+    /// Limit of one try.
+    pub timeout_s: f64,
+    /// Time in which failures do not count.
+    pub start_period_s: f64,
+    /// Failures in a row that are one too many.
+    pub retries: u32,
+}
+
+/// A service that runs beside the harness and keeps a log of what it was asked (Claw-Eval).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Service {
+    /// Its name.
+    pub name: String,
+    /// Run by a shell.
+    pub command: String,
+    /// Port on the loopback.
+    pub port: u16,
+    /// Address that answers when it is ready.
+    pub health_check: String,
+    /// Method for that.
+    pub health_check_method: String,
+    /// Limit for becoming ready, in seconds.
+    pub ready_timeout_s: u64,
+    /// Address that empties its state and log.
+    pub reset_endpoint: Option<String>,
+    /// Environment of the command.
+    pub env: BTreeMap<String, String>,
+}
+
+/// What the harness's time and the machine must allow. `None`: the format says nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Needs {
+    /// Limit of the harness, in seconds.
+    pub agent_timeout_s: Option<f64>,
+    /// Cores.
+    pub cpus: Option<f64>,
+    /// Memory, in MiB.
+    pub memory_mb: Option<u64>,
+    /// Files, in MiB.
+    pub storage_mb: Option<u64>,
+    /// Graphics processors.
+    pub gpus: Option<u32>,
+}
+
+/// A step of a task that is given to the harness in parts (Harbor).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Stage {
+    /// Its name.
+    pub name: String,
+    /// What the harness is told.
+    pub instruction: String,
+    /// Least reward by key that lets the next step begin.
+    pub min_reward: BTreeMap<String, f64>,
+}
+
+/// Everything about the place beyond files, workspace and HOME.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Environment {
+    /// Base image, when one is named.
+    pub image: Option<String>,
+    /// Packages that must be there.
+    pub requires: Vec<Requirement>,
+    /// Environment variables of the harness, the verifier and the solution.
+    pub env: BTreeMap<String, String>,
+    /// User that the harness runs as, when it is not the image's.
+    pub user: Option<String>,
+    /// Whom the sandbox may talk to.
+    pub network: Network,
+    /// Tool servers.
+    pub mcp_servers: Vec<McpServer>,
+    /// Services with an audit log.
+    pub services: Vec<Service>,
+    /// Readiness.
+    pub healthcheck: Option<HealthCheck>,
+    /// Time and machine.
+    pub needs: Needs,
+    /// Files to keep after the harness ended: paths or globs in the sandbox.
+    pub artifacts: Vec<String>,
+    /// Commands run after the harness ended and before files are kept.
+    pub collect: Vec<String>,
+    /// Steps, when the task comes in parts; empty for the usual one.
+    pub stages: Vec<Stage>,
+    /// Why it cannot be run as it is: each a sentence. A task with one of these can be read and
+    /// counted; whoever wants to run it is refused with the sentence.
+    pub refusals: Vec<String>,
+}

@@ -5,7 +5,7 @@
 //! | `hermes` | Hermes, Qwen, the built-in policy | `<tool_call>` with a JSON object |
 //! | `qwen3-coder` | Qwen3-Coder | `<tool_call>` with `<function=…>` and `<parameter=…>` |
 //! | `glm` | GLM-4.5 and later | `<tool_call>` with the name, `<arg_key>`, `<arg_value>` |
-//! | `kimi` | Kimi K2 | `<|tool_call_begin|>` with `functions.NAME:N` and JSON |
+//! | `kimi` | Kimi K2 | `<\|tool_call_begin\|>` with `functions.NAME:N` and JSON |
 //! | `minimax` | MiniMax-M2 | `<minimax:tool_call>` with `<invoke name="…">` |
 //! | `deepseek` | DeepSeek V3, V3.1, R1 | `<｜tool▁call▁begin｜>` with name, separator, JSON |
 //! | `mistral` | Mistral, Magistral, Devstral | `[TOOL_CALLS]`, a JSON list or name, `[ARGS]`, JSON |

@@ -55,6 +55,7 @@ pub(crate) async fn evaluate(
     recipe: &Recipe,
     tasks: &[Arc<Task>],
     name: &str,
+    step: u64,
     display: &Display,
     cancel: &CancellationToken,
 ) -> Result<Evaluation, CliError> {
@@ -67,14 +68,14 @@ pub(crate) async fn evaluate(
     let temperature = recipe.rollout.temperature;
     let sampled = Plan {
         split: name,
-        step: 0,
+        step,
         samples: recipe.eval.samples,
         temperature,
     };
     let greedy_name = format!("{name}-greedy");
     let greedy = Plan {
         split: &greedy_name,
-        step: 0,
+        step,
         samples: 1,
         temperature: 0.0,
     };

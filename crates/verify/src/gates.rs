@@ -284,6 +284,7 @@ async fn cheat(
             stdin: Vec::new(),
             timeout: Duration::from_secs(PROBE_TIMEOUT_S),
             output_bytes_max: 4096,
+            end_background: false,
         };
         sandbox.exec(clean).await.map_err(doing())?;
     }

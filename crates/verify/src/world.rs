@@ -94,6 +94,7 @@ pub async fn missing(
                 stdin: Vec::new(),
                 timeout: Duration::from_secs(STEP_TIMEOUT_S),
                 output_bytes_max: 4096,
+                end_background: false,
             })
             .await
             .map_err(doing(task, "looking for packages"))?;

@@ -61,7 +61,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         Ledger::create(&dir.path).map_err(|error| CliError::failed("the run's ledger", error))?;
     let engine = policy::start_engine(&recipe.policy, &codec, weights, 0)?;
     let lab = Lab::open(&recipe, &dir, ledger, codec, engine).await?;
-    let evaluation = score::evaluate(&lab, &recipe, &tasks, "eval", &display, &cancel).await;
+    let evaluation = score::evaluate(&lab, &recipe, &tasks, "eval", 0, &display, &cancel).await;
     lab.close().await?;
     let evaluation = evaluation?;
     let value = serde_json::to_value(&evaluation)

@@ -10,6 +10,7 @@ use std::{
 use codec::Codec;
 use engine::{
     Engine,
+    remote::{Endpoint, Facts, sglang::Sglang, vllm},
     scripted::{Replay, Scripted},
 };
 use gateway::{Admin, Gateway, Listen, LocalAddr};
@@ -23,8 +24,8 @@ const DRAIN: Duration = Duration::from_secs(30);
 /// The environment variable that may hold the admin token.
 const TOKEN_VARIABLE: &str = "ESPALIER_ADMIN_TOKEN";
 /// What exists today, and what the design names for later.
-const KINDS: &str = "embedded:DIR and scripted:FILE";
-const KINDS_LATER: [&str; 4] = ["vllm", "sglang", "tinker", "openai"];
+const KINDS: &str = "embedded:DIR, vllm:URL, sglang:URL and scripted:FILE";
+const KINDS_LATER: [&str; 2] = ["tinker", "openai"];
 
 /// Serve an engine to any harness and capture every call.
 ///
@@ -34,7 +35,8 @@ const KINDS_LATER: [&str; 4] = ["vllm", "sglang", "tinker", "openai"];
 /// Example: espalier serve --engine embedded:policy --run runs/captured
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// What answers: embedded:DIR (Hugging Face folder) or scripted:FILE (replies as JSON lines).
+    /// What answers: embedded:DIR (Hugging Face folder), vllm:URL, sglang:URL, or scripted:FILE
+    /// (replies as JSON lines).
     #[arg(long, value_name = "KIND:WHERE")]
     engine: String,
     /// Folder with tokenizer and chat template [default: the folder of the embedded engine].
@@ -49,6 +51,10 @@ pub(crate) struct Arguments {
     /// New run directory for what is captured.
     #[arg(long, value_name = "DIR", default_value = "runs/serve")]
     run: PathBuf,
+    /// Prompt and reply of a call together, for engines behind a URL; a vLLM server's own limit
+    /// counts when it is lower.
+    #[arg(long, value_name = "TOKENS", default_value_t = teacher::CONTEXT_TOKENS_MAX)]
+    context_tokens: u32,
     /// Threads of the embedded engine.
     #[arg(long, default_value_t = 2)]
     threads: usize,
@@ -58,6 +64,8 @@ pub(crate) struct Arguments {
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     Embedded(PathBuf),
+    Vllm(String),
+    Sglang(String),
     Scripted(PathBuf),
 }
 
@@ -70,6 +78,8 @@ impl Kind {
         };
         match kind {
             "embedded" => Ok(Self::Embedded(place.into())),
+            "vllm" => Ok(Self::Vllm(place.into())),
+            "sglang" => Ok(Self::Sglang(place.into())),
             "scripted" => Ok(Self::Scripted(place.into())),
             later if KINDS_LATER.contains(&later) => {
                 wrong(format!("--engine {text:?}: kind {kind} does not exist yet"))
@@ -82,6 +92,10 @@ impl Kind {
     fn tokenizer(&self) -> Result<&Path, CliError> {
         match self {
             Self::Embedded(folder) => Ok(folder),
+            Self::Vllm(_) | Self::Sglang(_) => Err(CliError::usage(
+                "the tokenizer of a server's model must be here, because prompts are sent as tokens",
+                "add --tokenizer DIR, a folder with tokenizer.json and chat template",
+            )),
             Self::Scripted(_) => Err(CliError::usage(
                 "a scripted engine has no tokenizer of its own",
                 "add --tokenizer DIR, a folder with tokenizer.json and chat template",
@@ -89,13 +103,33 @@ impl Kind {
         }
     }
 
-    fn start(&self, codec: &Arc<Codec>, threads: usize) -> Result<Arc<dyn Engine>, CliError> {
+    async fn start(
+        &self,
+        codec: &Arc<Codec>,
+        arguments: &Arguments,
+    ) -> Result<Arc<dyn Engine>, CliError> {
+        let facts = Facts {
+            context_tokens_max: arguments.context_tokens,
+            vocabulary: codec.vocabulary(),
+            policy_version: 0,
+        };
         match self {
+            Self::Vllm(url) => {
+                let api = vllm::Api::default();
+                let engine = vllm::Vllm::connect(Endpoint::new(url), facts, api).await;
+                let engine = engine.map_err(|error| CliError::failed("the engine", error))?;
+                Ok(Arc::new(engine))
+            }
+            Self::Sglang(url) => {
+                let engine = Sglang::connect(Endpoint::new(url), facts).await;
+                let engine = engine.map_err(|error| CliError::failed("the engine", error))?;
+                Ok(Arc::new(engine))
+            }
             Self::Embedded(folder) => {
                 let weights = Arc::new(policy::load_weights(folder, codec)?);
                 let source = PolicySource {
                     folder: folder.clone(),
-                    threads: threads.max(1),
+                    threads: arguments.threads.max(1),
                 };
                 Ok(policy::start_engine(&source, codec, weights, 0)?)
             }
@@ -124,7 +158,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         None => kind.tokenizer()?,
     };
     let codec = policy::load_codec(folder)?;
-    let engine = kind.start(&codec, arguments.threads)?;
+    let engine = kind.start(&codec, &arguments).await?;
     let ledger = Ledger::create(&arguments.run)
         .map_err(|error| CliError::failed(format!("run {}", arguments.run.display()), error))?;
     let token = match std::env::var(TOKEN_VARIABLE) {
@@ -262,7 +296,7 @@ mod tests {
         let cases = [
             ("embedded", "expected KIND:WHERE"),
             ("embedded:", "expected KIND:WHERE"),
-            ("vllm:http://host", "kind vllm does not exist yet"),
+            ("tinker:http://host", "kind tinker does not exist yet"),
             ("magic:wand", "unknown kind \"magic\""),
         ];
         for (text, expected) in cases {

@@ -212,7 +212,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         &recipe,
         &held_out,
         "eval-before",
-        first_step,
+        (0, first_step),
         &display,
         &cancel,
     )
@@ -304,9 +304,17 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         ));
     }
     let started = Instant::now();
-    let after = evaluation(&lab, &recipe, &held_out, "eval-after", 0, &display, &cancel)
-        .await
-        .map_err(|error| interrupted_as(error, resume_hint))?;
+    let after = evaluation(
+        &lab,
+        &recipe,
+        &held_out,
+        "eval-after",
+        (steps, steps),
+        &display,
+        &cancel,
+    )
+    .await
+    .map_err(|error| interrupted_as(error, resume_hint))?;
     sums.seconds.eval += started.elapsed().as_secs_f64();
     let versions = [
         ("espalier".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
@@ -342,35 +350,38 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     Ok(())
 }
 
-/// An evaluation of the run; one that is complete in the run's notes is not made again.
+/// An evaluation of the run after `step` steps, with weights that have made `weights_step`; one
+/// that is complete in the run's notes is not made again. The step is part of its name: a finished
+/// run that is extended is evaluated anew.
 async fn evaluation(
     lab: &Lab,
     recipe: &Recipe,
     tasks: &[Arc<task::Task>],
     name: &str,
-    first_step: u64,
+    (step, weights_step): (u64, u64),
     display: &Display,
     cancel: &tokio_util::sync::CancellationToken,
 ) -> Result<Evaluation, CliError> {
+    let key = format!("{name}-{step}");
     let noted = lab
         .ledger
-        .note(name)
+        .note(&key)
         .map_err(|error| CliError::failed("the run's notes", error))?;
     if let Some(done) = noted.and_then(|note| serde_json::from_value(note).ok()) {
         return Ok(done);
     }
-    if first_step > 0 {
-        let what = format!("the run has no {name} though {first_step} steps are done");
+    if step != weights_step {
+        let what = format!("the run has no {name} though {weights_step} steps are done");
         return Err(CliError::plain(
             what,
             "its ledger is not the one it was trained with",
         ));
     }
-    let evaluation = score::evaluate(lab, recipe, tasks, name, display, cancel).await?;
+    let evaluation = score::evaluate(lab, recipe, tasks, name, step, display, cancel).await?;
     let note = serde_json::to_value(&evaluation)
         .map_err(|error| CliError::failed("the evaluation", error))?;
     lab.ledger
-        .put_note(name, note)
+        .put_note(&key, note)
         .await
         .map_err(|error| CliError::failed("the run's notes", error))?;
     Ok(evaluation)

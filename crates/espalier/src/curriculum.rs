@@ -252,7 +252,9 @@ mod tests {
         let mut drawn: BTreeMap<usize, usize> = BTreeMap::new();
         for step in 0..40 {
             let chosen = one.draw(step, 64);
-            assert!((60..=64).contains(&chosen.len()), "{}", chosen.len());
+            let different: HashSet<_> = chosen.iter().collect();
+            assert_eq!(different.len(), chosen.len(), "a task twice in a step");
+            assert!((50..=64).contains(&chosen.len()), "{}", chosen.len());
             for index in chosen {
                 *drawn.entry(index % 26).or_default() += 1;
             }

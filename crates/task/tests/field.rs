@@ -192,7 +192,7 @@ const HARBOR: &[(&str, &str)] = &[
     ("t/instruction.md", "Write hello.\n"),
     (
         "t/environment/Dockerfile",
-        "FROM ubuntu:24.04\nWORKDIR /srv/work\nCOPY seed.txt .\nRUN apt-get update && apt-get install -y jq\n",
+        "FROM ubuntu:24.04\nWORKDIR /srv/job\nCOPY seed.txt .\nRUN apt-get update && apt-get install -y jq\n",
     ),
     ("t/environment/seed.txt", "s"),
     ("t/tests/test.sh", "echo 1 > /logs/verifier/reward.txt\n"),
@@ -209,8 +209,8 @@ fn a_harbor_folder_loads_whole() {
         (task.format, task.family.as_str()),
         (Format::Harbor, "files")
     );
-    assert_eq!(task.workspace, Path::new("/srv/work"));
-    assert_eq!(task.files[0].path, Path::new("/srv/work/seed.txt"));
+    assert_eq!(task.workspace, Path::new("/srv/job"));
+    assert_eq!(task.files[0].path, Path::new("/srv/job/seed.txt"));
     assert_eq!(task.verifier.contract, Contract::RewardFile);
     assert_eq!(task.verifier.timeout_s, 60);
     assert_eq!(task.verifier.env["A"], "1");

@@ -124,8 +124,9 @@ struct Parts {
 impl Parts {
     /// The latest call before `before` of whose output `tokens` hold a part.
     fn source(&mut self, tokens: &[u32], before: usize, calls: &[&Call]) -> Option<usize> {
-        for at in self.calls..before {
-            let found = windows(output_of(calls[at]), WINDOW);
+        let new = calls.iter().enumerate().take(before).skip(self.calls);
+        for (at, call) in new {
+            let found = windows(output_of(call), WINDOW);
             self.windows
                 .extend(found.map(|(from, hash)| (hash, (at, from))));
         }

@@ -121,14 +121,20 @@ fn a_read_that_shows_something_else_verifies_nothing() {
         "ok",
     );
     let read = |result: &'static str| ("read", json!({"path": "out.md"}), result);
-    let verified =
-        |result| Behaviour::of(&rollout(&[&[write.clone()], &[read(result)], &[]])).verified;
+    let verified = |result| {
+        Behaviour::of(&rollout(&[
+            std::slice::from_ref(&write),
+            &[read(result)],
+            &[],
+        ]))
+        .verified
+    };
     assert_eq!(verified("the long line"), 1);
     assert_eq!(verified("another line"), 0);
     // Another file that happens to hold the same.
     let other = ("read", json!({"path": "b.md"}), "the long line");
     assert_eq!(
-        Behaviour::of(&rollout(&[&[write.clone()], &[other], &[]])).verified,
+        Behaviour::of(&rollout(&[std::slice::from_ref(&write), &[other], &[]])).verified,
         0
     );
 }

@@ -190,7 +190,7 @@ async fn the_cache_mark_moves_and_blocks_become_strings() {
         {
             block["cache_control"] = json!({"type": "ephemeral"});
         }
-        let tool = if turn % 2 == 0 {
+        let tool = if turn.is_multiple_of(2) {
             json!({"type": "ephemeral"})
         } else {
             Value::Null
@@ -264,7 +264,7 @@ async fn the_limit_of_tokens_shrinks() {
 async fn metadata_in_any_order_and_the_retry_of_it() {
     fn metadata(request: &mut Value, turn: usize) {
         let pairs = json!({"a": "1", "b": turn, "c": "3"});
-        request["client_metadata"] = if turn % 2 == 0 {
+        request["client_metadata"] = if turn.is_multiple_of(2) {
             pairs
         } else {
             reversed(&pairs)

@@ -24,6 +24,10 @@ use crate::{
 ///
 /// Example: espalier tree captures.jsonl --policy clawgym2 --rows rows.jsonl
 #[derive(Debug, clap::Args)]
+#[allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "the brackets are JSON, shown as they are by --help"
+)]
 pub(crate) struct Arguments {
     /// The captures, JSON lines; - reads standard input.
     captures: PathBuf,

@@ -1,6 +1,8 @@
 //! The learner as a whole: exactness of updates, resumption, refusal of what must not be trained.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+mod support;
+
 use learner::{
     Embedded, LearnError,
     grpo::{Beside, GrpoSettings, ScoredTree},
@@ -9,37 +11,12 @@ use learner::{
 use model::{
     Weights,
     adamw::AdamWSettings,
-    config::{Config, Family},
     forest::{self, Segment},
 };
 use objective::{Aggregation, clipped_token, truncated_weight};
 use proptest::prelude::*;
+use support::weights;
 use tree::{Target, TrainTree};
-
-fn weights(seed: u64) -> Weights {
-    let config = Config {
-        model_type: Family::Qwen3,
-        vocab_size: 31,
-        hidden_size: 16,
-        intermediate_size: 24,
-        num_hidden_layers: 2,
-        num_attention_heads: 2,
-        num_key_value_heads: 1,
-        head_dim: 8,
-        max_position_embeddings: 128,
-        rms_norm_eps: 1e-6,
-        rope_theta: 1e4,
-        rope_scaling: None,
-        tie_word_embeddings: true,
-    };
-    let mut weights = Weights::random(config, seed);
-    for tensor in weights.layout.tensors.iter().filter(|tensor| tensor.decays) {
-        for value in &mut weights.data[tensor.range.clone()] {
-            *value *= 6.0;
-        }
-    }
-    weights
-}
 
 fn sampled(logprob: f32) -> Target {
     Target::Sampled {

@@ -2,6 +2,8 @@
 //! stay.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+mod support;
+
 use std::sync::Arc;
 
 use learner::{
@@ -33,18 +35,8 @@ const COMPUTE: forest::Settings = forest::Settings {
 fn weights(seed: u64) -> Weights {
     let config = Config {
         model_type: Family::Llama,
-        vocab_size: 31,
-        hidden_size: 16,
-        intermediate_size: 24,
         num_hidden_layers: 1,
-        num_attention_heads: 2,
-        num_key_value_heads: 1,
-        head_dim: 8,
-        max_position_embeddings: 128,
-        rms_norm_eps: 1e-6,
-        rope_theta: 1e4,
-        rope_scaling: None,
-        tie_word_embeddings: true,
+        ..support::tiny()
     };
     Weights::random(config, seed)
 }

@@ -314,7 +314,7 @@ async fn check(source: &str, depth: Depth, display: &Display) -> Result<(), CliE
         );
     }
     if counts.contains_key("judged") {
-        display.line("judged: a rubric scores it; `espalier verify` asks a judge");
+        display.line("judged: a rubric scores it, and no judge is asked here");
     }
     match reports.iter().filter(|report| report.state.bad()).count() {
         0 => Ok(()),

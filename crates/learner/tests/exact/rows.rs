@@ -1,68 +1,33 @@
-//! Training on the forest is training on rows: over five optimiser steps the loss, every gradient
-//! and every weight agree, whatever the loss, the correction and the critic.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+//! The same training computed from rows alone: the rollouts, and what each of their tokens is trained
+//! with.
 
 use learner::{
-    grpo::{Beside, GrpoSettings, ScoredTree, UpdateMetrics},
-    ppo::{self, Critic, RewardedTree},
-    settings::{KlPlace, KlSettings, Loss, PpoSettings},
+    grpo::GrpoSettings,
+    settings::{KlPlace, Loss, PpoSettings},
 };
 use model::{
     Weights,
-    adamw::{AdamW, AdamWSettings},
-    config::{Config, Family},
     forest::{self, Ask, Point, Segment, Slopes, ValueHead},
 };
 use objective::{
-    Aggregation, KlEstimator, Matrix, PolicyLoss, gae, kl_token, policy_token, truncated_weight,
-    value_token,
+    Aggregation, Matrix, PolicyLoss, gae, kl_token, policy_token, truncated_weight, value_token,
 };
 use tree::{Target, TrainTree};
 
-const COMPUTE: forest::Settings = forest::Settings {
-    threads: 2,
-    block_tokens_max: 24,
-    temperature: 0.9,
-    recompute: false,
-};
-
-fn weights(seed: u64) -> Weights {
-    let config = Config {
-        model_type: Family::Qwen3,
-        vocab_size: 31,
-        hidden_size: 16,
-        intermediate_size: 24,
-        num_hidden_layers: 2,
-        num_attention_heads: 2,
-        num_key_value_heads: 1,
-        head_dim: 8,
-        max_position_embeddings: 128,
-        rms_norm_eps: 1e-6,
-        rope_theta: 1e4,
-        rope_scaling: None,
-        tie_word_embeddings: true,
-    };
-    let mut weights = Weights::random(config, seed);
-    for tensor in weights.layout.tensors.iter().filter(|tensor| tensor.decays) {
-        for value in &mut weights.data[tensor.range.clone()] {
-            *value *= 6.0;
-        }
-    }
-    weights
-}
+use super::COMPUTE;
 
 /// A rollout as plain data: nodes of (parent, tokens, which of them were generated).
-type Nodes = Vec<(Option<usize>, Vec<u32>, Vec<bool>)>;
+pub(crate) type Nodes = Vec<(Option<usize>, Vec<u32>, Vec<bool>)>;
 
-struct Rollout {
-    nodes: Nodes,
-    score: f64,
-    logprob: f32,
+pub(crate) struct Rollout {
+    pub(crate) nodes: Nodes,
+    pub(crate) score: f64,
+    pub(crate) logprob: f32,
 }
 
 /// Forks inside a response and below another fork, a beginning that all share, a token that two
 /// rollouts generated alike, a single node, tool output between replies, an advantage of zero.
-fn rollouts() -> Vec<Rollout> {
+pub(crate) fn rollouts() -> Vec<Rollout> {
     let yes = |count: usize| vec![true; count];
     let no = |count: usize| vec![false; count];
     vec![
@@ -104,7 +69,7 @@ fn rollouts() -> Vec<Rollout> {
     ]
 }
 
-fn train_tree(rollout: &Rollout) -> TrainTree {
+pub(crate) fn train_tree(rollout: &Rollout) -> TrainTree {
     let mut tree = TrainTree::new();
     for (node, (parent, tokens, generated)) in rollout.nodes.iter().enumerate() {
         let targets = generated.iter().enumerate().map(|(at, on)| {
@@ -121,12 +86,12 @@ fn train_tree(rollout: &Rollout) -> TrainTree {
 }
 
 /// A different one for every token, so that corrections differ.
-fn recorded(rollout: &Rollout, node: usize, at: usize) -> f32 {
+pub(crate) fn recorded(rollout: &Rollout, node: usize, at: usize) -> f32 {
     rollout.logprob + 0.3 * ((node * 5 + at * 3) % 7) as f32 - 0.9
 }
 
 /// A branch: for each token its node and offset.
-fn branches(rollout: &Rollout) -> Vec<Vec<(usize, usize)>> {
+pub(crate) fn branches(rollout: &Rollout) -> Vec<Vec<(usize, usize)>> {
     let leaf = |node: &usize| {
         !rollout
             .nodes
@@ -149,19 +114,19 @@ fn branches(rollout: &Rollout) -> Vec<Vec<(usize, usize)>> {
 }
 
 /// What every generated token is trained with, computed from rows alone.
-struct Token {
-    old: f32,
-    old_value: f32,
-    reference: f32,
-    advantage: f64,
-    back: f64,
+pub(crate) struct Token {
+    pub(crate) old: f32,
+    pub(crate) old_value: f32,
+    pub(crate) reference: f32,
+    pub(crate) advantage: f64,
+    pub(crate) back: f64,
 }
 
 /// Known tokens of a rollout by node and offset.
-type Known = std::collections::BTreeMap<(usize, usize), Token>;
+pub(crate) type Known = std::collections::BTreeMap<(usize, usize), Token>;
 
 /// One row: a branch as a sequence of its own.
-fn ask_row(
+pub(crate) fn ask_row(
     weights: &Weights,
     head: Option<&ValueHead>,
     rollout: &Rollout,
@@ -193,7 +158,7 @@ fn ask_row(
 }
 
 /// Old log-probabilities, values and advantages of all rollouts, row by row.
-fn known(
+pub(crate) fn known(
     weights: &Weights,
     head: Option<&ValueHead>,
     reference: &Weights,
@@ -273,7 +238,7 @@ fn known(
 }
 
 /// Loss and gradients, row by row: each token is trained on the first branch that holds it.
-fn on_rows(
+pub(crate) fn on_rows(
     weights: &Weights,
     head: Option<&ValueHead>,
     all: &[Rollout],
@@ -384,294 +349,4 @@ fn on_rows(
         }
     }
     (total.into_inner().unwrap(), gradient, value_gradient)
-}
-
-fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {
-    assert_eq!(a.len(), b.len(), "{what}");
-    let scale = b.iter().fold(1e-3_f32, |m, v| m.max(v.abs()));
-    for (at, (x, y)) in a.iter().zip(b).enumerate() {
-        assert!(
-            (x - y).abs() <= tolerance * scale,
-            "{what} at {at}: {x} and {y} (largest {scale})"
-        );
-    }
-}
-
-const PASSES: usize = 5;
-
-/// Five optimiser steps on one batch, both ways. A comparison of weights after steps of Adam has
-/// no meaning for a parameter whose gradient is rounding only, hence a floor under its root.
-fn compare(settings: GrpoSettings, ppo: Option<PpoSettings>) -> UpdateMetrics {
-    let optimiser = AdamWSettings {
-        epsilon: 1e-3,
-        ..AdamWSettings::default()
-    };
-    let rate = 5e-3;
-    let settings = GrpoSettings {
-        passes: PASSES,
-        ..settings
-    };
-    let all = rollouts();
-    let reference = weights(8);
-    let start = weights(3);
-    let head = ppo.map(|_| {
-        let mut head = ValueHead::zeros(16);
-        for (i, value) in head.data.iter_mut().enumerate() {
-            *value = 0.05 * ((i % 5) as f32 - 2.0);
-        }
-        head
-    });
-
-    // Rows.
-    let facts = known(
-        &start,
-        head.as_ref(),
-        &reference,
-        &all,
-        &settings,
-        ppo.as_ref(),
-    );
-    let (mut row_weights, mut row_head) = (start.clone(), head.clone());
-    let mut row_adam = AdamW::new(optimiser.clone(), start.len());
-    let mut head_adam = AdamW::new(optimiser.clone(), 17);
-    let mut expected = Vec::new();
-    for _ in 0..PASSES {
-        let (loss, gradient, value_gradient) = on_rows(
-            &row_weights,
-            row_head.as_ref(),
-            &all,
-            &facts,
-            &settings,
-            ppo.as_ref(),
-        );
-        row_adam.step(&mut row_weights, &gradient, rate);
-        if let (Some(head), Some(ppo)) = (&mut row_head, &ppo) {
-            head_adam.step_plain(&mut head.data, &value_gradient, rate * ppo.rate_factor);
-        }
-        expected.push((loss, gradient));
-    }
-
-    // Forest.
-    let mut adam = AdamW::new(optimiser.clone(), start.len());
-    let mut tree_weights = start.clone();
-    let beside = Beside {
-        reference: Some(&reference),
-        version: Some(4),
-    };
-    let mut gradients = Vec::new();
-    let step = |weights: &mut Weights, gradient: &[f32]| {
-        gradients.push(gradient.to_vec());
-        Ok(adam.step(weights, gradient, rate))
-    };
-    let metrics = match (&ppo, head) {
-        (Some(ppo), Some(head)) => {
-            let trees: Vec<RewardedTree> = all
-                .iter()
-                .map(|rollout| RewardedTree {
-                    tree: train_tree(rollout),
-                    reward: rollout.score,
-                })
-                .collect();
-            let mut critic = Critic {
-                head,
-                ..Critic::shared(&start, optimiser)
-            };
-            let metrics = ppo::update(
-                &mut tree_weights,
-                &mut critic,
-                &trees,
-                &settings,
-                ppo,
-                COMPUTE,
-                beside,
-                rate,
-                step,
-            )
-            .unwrap();
-            assert_close(
-                &critic.head.data,
-                &row_head.unwrap().data,
-                1e-5,
-                "value head",
-            );
-            assert_eq!(critic.updates, 1);
-            metrics
-        }
-        _ => {
-            let trees: Vec<ScoredTree> = all
-                .iter()
-                .map(|rollout| ScoredTree {
-                    tree: train_tree(rollout),
-                    advantage: rollout.score,
-                })
-                .collect();
-            learner::grpo::update(&mut tree_weights, &trees, &settings, COMPUTE, beside, step)
-                .unwrap()
-        }
-    };
-    assert_eq!(gradients.len(), PASSES);
-    for (step, (found, (_, wanted))) in gradients.iter().zip(&expected).enumerate() {
-        assert_close(
-            found,
-            wanted,
-            1e-5,
-            &format!("{settings:?}: gradient of step {step}"),
-        );
-    }
-    let loss = expected.iter().map(|(loss, _)| loss).sum::<f64>() / PASSES as f64;
-    assert!(
-        (metrics.loss - loss).abs() <= 1e-5 * (0.1 + loss.abs()),
-        "{} and {loss}",
-        metrics.loss
-    );
-    assert_close(&tree_weights.data, &row_weights.data, 1e-5, "weights");
-    assert!(metrics.tokens_unique < metrics.tokens_logical);
-    assert_eq!(metrics.staleness, 4.0);
-    metrics
-}
-
-#[test]
-fn every_loss_over_five_steps() {
-    for loss in [
-        Loss::Clipped,
-        Loss::Gspo,
-        Loss::Cispo,
-        Loss::ImportanceWeighted,
-        Loss::Reinforce,
-    ] {
-        for aggregation in [Aggregation::TokenMean, Aggregation::RolloutMean] {
-            compare(
-                GrpoSettings {
-                    loss,
-                    aggregation,
-                    ..GrpoSettings::default()
-                },
-                None,
-            );
-        }
-    }
-    let clip = objective::Clip {
-        dual: Some(1.05),
-        ..objective::Clip::default()
-    };
-    compare(
-        GrpoSettings {
-            clip,
-            aggregation: Aggregation::Fixed(40.0),
-            ..GrpoSettings::default()
-        },
-        None,
-    );
-}
-
-#[test]
-fn kl_and_entropy_over_five_steps() {
-    for (estimator, straight_through) in [
-        (KlEstimator::K1, false),
-        (KlEstimator::K2, false),
-        (KlEstimator::K3, false),
-        (KlEstimator::K3, true),
-    ] {
-        let kl = KlSettings {
-            weight: 0.1,
-            estimator,
-            straight_through,
-            place: KlPlace::Loss,
-        };
-        let metrics = compare(
-            GrpoSettings {
-                kl,
-                entropy_weight: 0.05,
-                ..GrpoSettings::default()
-            },
-            None,
-        );
-        assert!(metrics.reference_kl != 0.0);
-    }
-    let kl = KlSettings {
-        weight: 0.1,
-        place: KlPlace::Reward,
-        ..KlSettings::default()
-    };
-    compare(
-        GrpoSettings {
-            kl,
-            aggregation: Aggregation::RolloutSum,
-            ..GrpoSettings::default()
-        },
-        None,
-    );
-}
-
-#[test]
-fn ppo_over_five_steps() {
-    for (gamma, lambda, whiten) in [(1.0, 1.0, true), (0.95, 0.9, false), (1.0, 0.0, false)] {
-        let ppo = PpoSettings {
-            gamma,
-            lambda,
-            whiten,
-            rate_factor: 2.0,
-            ..PpoSettings::default()
-        };
-        let metrics = compare(GrpoSettings::default(), Some(ppo));
-        assert!(metrics.value_loss > 0.0 && metrics.value_gradient_norm > 0.0);
-        let kl = KlSettings {
-            weight: 0.05,
-            place: KlPlace::Reward,
-            ..KlSettings::default()
-        };
-        compare(
-            GrpoSettings {
-                kl,
-                ..GrpoSettings::default()
-            },
-            Some(ppo),
-        );
-    }
-}
-
-/// A branch whose rollout has advantage 0 contributes nothing: the gradient is the same to the
-/// bit as with any other advantage scaled by 0, and its own tokens get none.
-#[test]
-fn advantage_zero_contributes_nothing() {
-    let all = rollouts();
-    let gradient = |trees: Vec<ScoredTree>| {
-        let mut found = Vec::new();
-        let settings = GrpoSettings {
-            aggregation: Aggregation::Fixed(10.0),
-            ..GrpoSettings::default()
-        };
-        learner::grpo::update(
-            &mut weights(3),
-            &trees,
-            &settings,
-            COMPUTE,
-            Beside::default(),
-            |_, gradient| {
-                found = gradient.to_vec();
-                Ok(0.0)
-            },
-        )
-        .unwrap();
-        found
-    };
-    let scored = |rollout: &Rollout| ScoredTree {
-        tree: train_tree(rollout),
-        advantage: rollout.score,
-    };
-    let with = gradient(all.iter().map(scored).collect());
-    let without = gradient(
-        all.iter()
-            .filter(|rollout| rollout.score != 0.0)
-            .map(scored)
-            .collect(),
-    );
-    assert_close(&with, &without, 1e-6, "gradient");
-    let alone = gradient(
-        all.iter()
-            .filter(|rollout| rollout.score == 0.0)
-            .map(scored)
-            .collect(),
-    );
-    assert!(alone.iter().all(|value| *value == 0.0));
 }

@@ -3,6 +3,7 @@
 //! Exit codes: 0 ok, 1 failed, 2 bad usage, 130 interrupted.
 
 mod chart;
+mod chat_rows;
 mod commands;
 mod curriculum;
 mod display;
@@ -16,6 +17,7 @@ mod summary;
 mod teacher;
 mod tensorboard;
 mod text;
+mod trainer;
 mod training;
 
 use std::process::ExitCode;

@@ -25,10 +25,21 @@ pub(crate) struct PhaseSeconds {
     pub(crate) train: f64,
 }
 
-/// Before and after.
+/// An evaluation on the way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct AtStep {
+    /// Steps that were complete.
+    pub(crate) step: u64,
+    #[serde(flatten)]
+    pub(crate) evaluation: Evaluation,
+}
+
+/// Before and after, and on the way where `eval.every` asks for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Evaluations {
     pub(crate) before: Evaluation,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) during: Vec<AtStep>,
     pub(crate) after: Evaluation,
 }
 
@@ -80,6 +91,13 @@ pub(crate) fn table(summary: &Summary) -> String {
     text.push_str(&row(&sampled, &eval.before.sampled, &eval.after.sampled));
     if let (Some(before), Some(after)) = (&eval.before.greedy, &eval.after.greedy) {
         text.push_str(&row("greedy", before, after));
+    }
+    if eval.after.harnesses.len() > 1 {
+        for (name, after) in &eval.after.harnesses {
+            if let Some(before) = eval.before.harnesses.get(name) {
+                text.push_str(&row(&format!("sampled, {name}"), before, after));
+            }
+        }
     }
     let pass = &eval.after.sampled;
     text.push_str(&format!(

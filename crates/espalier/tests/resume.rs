@@ -13,13 +13,14 @@ use std::{
 use ledger::Ledger;
 use record::Rollout;
 
-fn recipe(folder: &Path) -> std::path::PathBuf {
+/// A small recipe; `more` are further tables below `[train]`.
+fn recipe(folder: &Path, more: &str) -> std::path::PathBuf {
     let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policy");
     let path = folder.join("small.toml");
     let text = format!(
         "seed = 5\n[policy]\nfolder = {:?}\n[rollout]\nconcurrency = 8\nreply_tokens_max = 64\ncalls_max = 5\n\
          [rollout.stages]\nsettle_quiet_ms = 0\n[train]\nsteps = 4\ntasks_per_step = 6\nsamples = 4\n\
-         checkpoint_every = 2\n[train.curriculum]\n[train.rate]\npeak = 1e-4\n[eval]\ntasks = 4\nsamples = 1\ngreedy = false\n",
+         checkpoint_every = 2\nkeep_last = 1\n[train.curriculum]\n{more}[train.rate]\npeak = 1e-4\n[eval]\ntasks = 4\nsamples = 1\ngreedy = false\nevery = 2\n",
         policy.canonicalize().unwrap()
     );
     fs::write(&path, text).unwrap();
@@ -54,8 +55,26 @@ fn counted(run: &Path) -> Vec<Rollout> {
 
 #[test]
 fn a_killed_run_ends_with_the_bits_of_one_that_was_not() {
+    killed_and_straight("", &[]);
+}
+
+#[test]
+fn so_does_one_with_a_critic_and_a_reference_policy() {
+    let more = "[train.ppo]\nwarmup_updates = 1\n[train.grpo.kl]\nweight = 0.01\n";
+    killed_and_straight(more, &["critic/head.safetensors"]);
+}
+
+#[test]
+fn so_does_one_that_trains_an_adapter() {
+    let more = "[train.lora]\nrank = 4\ntargets = [\"q_proj\", \"v_proj\"]\n";
+    killed_and_straight(more, &["adapter/adapter_model.safetensors"]);
+}
+
+/// Trains twice, once without a stop and once killed on the way; `also` are files of the last
+/// checkpoint that must be the same beside the weights.
+fn killed_and_straight(more: &str, also: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    let recipe = recipe(folder.path());
+    let recipe = recipe(folder.path(), more);
     let (straight, killed) = (folder.path().join("straight"), folder.path().join("killed"));
     let (recipe, straight_name) = (recipe.to_str().unwrap(), straight.to_str().unwrap());
     let killed_name = killed.to_str().unwrap();
@@ -79,11 +98,19 @@ fn a_killed_run_ends_with_the_bits_of_one_that_was_not() {
         assert!(reached, "the run ended before {after}");
     }
     finish(&["--resume", killed_name]);
-    let weights = "checkpoints/step-00004/model.safetensors";
-    assert!(
-        fs::read(straight.join(weights)).unwrap() == fs::read(killed.join(weights)).unwrap(),
-        "the resumed run ended with other weights"
-    );
+    for file in ["model.safetensors"].iter().chain(also) {
+        let at = |run: &Path| fs::read(run.join("checkpoints/step-00004").join(file)).unwrap();
+        assert!(
+            at(&straight) == at(&killed),
+            "the resumed run ended with another {file}"
+        );
+    }
+    // The last checkpoint stays, and the best; the other one is gone.
+    let best = learner::keep::best(&straight.join("checkpoints"))
+        .unwrap()
+        .unwrap();
+    let early = straight.join("checkpoints/step-00002").exists();
+    assert_eq!(early, best.name == "step-00002", "{best:?}");
     let (one, other) = (counted(&straight), counted(&killed));
     let ids = |rollouts: &[Rollout]| -> BTreeSet<String> {
         let named = |rollout: &Rollout| {
@@ -104,5 +131,10 @@ fn a_killed_run_ends_with_the_bits_of_one_that_was_not() {
     assert_eq!(
         one["eval"]["after"]["pass_at_1"],
         other["eval"]["after"]["pass_at_1"]
+    );
+    assert_eq!(one["eval"]["during"][0]["step"], 2);
+    assert_eq!(
+        one["eval"]["during"][0]["pass_at_1"],
+        other["eval"]["during"][0]["pass_at_1"]
     );
 }

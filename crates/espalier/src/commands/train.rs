@@ -22,9 +22,10 @@ use crate::{
     recipe::Recipe,
     run_dir::RunDir,
     score::{self, Evaluation},
-    summary::{Evaluations, PhaseSeconds, Summary, Tokens, table},
+    summary::{AtStep, Evaluations, PhaseSeconds, Summary, Tokens, table},
     teacher,
     tensorboard::Events,
+    trainer::Trainer,
     training::{self, Harvest},
 };
 
@@ -165,19 +166,10 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         ..forest::Settings::default()
     };
     let codec = policy::load_codec(&recipe.policy.folder)?;
-    let (mut learner, first_step) = match &checkpoint {
-        Some((folder, _)) => learner::Embedded::resume(folder, compute)
-            .map_err(|error| CliError::failed(format!("checkpoint {}", folder.display()), error))?,
-        None => {
-            let weights = policy::load_weights(&recipe.policy.folder, &codec)?;
-            (
-                learner::Embedded::new(weights, recipe.train.optimiser.clone(), compute),
-                0,
-            )
-        }
-    };
+    let from = checkpoint.as_ref().map(|(folder, _)| folder.as_path());
+    let (mut trainer, first_step) = Trainer::open(&recipe, &codec, from, compute)?;
     let engine =
-        policy::start_engine(&recipe.policy, &codec, learner.weights(), learner.version())?;
+        policy::start_engine(&recipe.policy, &codec, trainer.weights(), trainer.version())?;
     let train_tasks = teacher::load_tasks(&recipe.tasks.train, Split::Train)?;
     let held_out = teacher::load_tasks(&recipe.tasks.held_out, Split::HeldOut)?;
     let lab = Lab::open(&recipe, &dir, ledger, Arc::clone(&codec), engine.clone()).await?;
@@ -187,7 +179,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         lab.harness_names().join(" + "),
         train_tasks.len(),
         held_out.len(),
-        learner.weights().len(),
+        trainer.weights().len(),
         recipe.seed,
         dir.path.display()
     ));
@@ -260,14 +252,18 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
             None
         } else {
             let rate = recipe.train.rate.rate(step, steps);
-            let metrics = learner
-                .update(&trees, &recipe.train.grpo, rate)
-                .map_err(|error| {
-                    CliError::failed(format!("step {}: the update", step + 1), error)
-                })?;
-            engine
-                .set_weights(learner.weights(), learner.version())
-                .map_err(|error| CliError::failed("the engine refused the new weights", error))?;
+            let version = trainer.version();
+            let metrics = trainer.update(trees, &recipe, rate).map_err(|error| {
+                CliError::failed(format!("step {}: the update", step + 1), error)
+            })?;
+            // The first updates of PPO may move the critic alone.
+            if trainer.version() != version {
+                engine
+                    .set_weights(trainer.weights(), trainer.version())
+                    .map_err(|error| {
+                        CliError::failed("the engine refused the new weights", error)
+                    })?;
+            }
             Some(metrics)
         };
         let train_s = started.elapsed().as_secs_f64();
@@ -277,19 +273,15 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
             step,
             harvest: serde_json::to_value(&harvest).unwrap_or_default(),
             update,
-            policy_version: learner.version(),
+            policy_version: trainer.version(),
             rollout_s,
             train_s,
         })?;
         events.append_step(step + 1, &harvest, update.as_ref(), rollout_s, train_s)?;
-        if (step + 1) % recipe.train.checkpoint_every == 0 || step + 1 == steps {
-            learner
-                .save(
-                    &dir.checkpoint(step + 1),
-                    step + 1,
-                    &policy::text_files(&recipe.policy.folder),
-                )
-                .map_err(|error| CliError::failed("the checkpoint", error))?;
+        let every = recipe.eval.every;
+        let evaluated = every > 0 && (step + 1) % every == 0 && step + 1 < steps;
+        if evaluated || (step + 1) % recipe.train.checkpoint_every == 0 || step + 1 == steps {
+            trainer.save(&dir, step + 1, &recipe)?;
         }
         let left = (steps - step - 1) as f64 * step_seconds.iter().sum::<f64>()
             / step_seconds.len() as f64;
@@ -302,6 +294,25 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
             train_s,
             left,
         ));
+        if evaluated {
+            let started = Instant::now();
+            let at = step + 1;
+            let found = evaluation(
+                &lab,
+                &recipe,
+                &held_out,
+                "eval-during",
+                (at, at),
+                &display,
+                &cancel,
+            )
+            .await
+            .map_err(|error| interrupted_as(error, resume_hint))?;
+            sums.seconds.eval += started.elapsed().as_secs_f64();
+            let best = Trainer::note_score(&dir, at, found.sampled.pass_at_1)?;
+            let mark = if best { ", the best so far" } else { "" };
+            display.line(&format!("after step {at}: {}{mark}", one_line(&found)));
+        }
     }
     let started = Instant::now();
     let after = evaluation(
@@ -316,6 +327,10 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     .await
     .map_err(|error| interrupted_as(error, resume_hint))?;
     sums.seconds.eval += started.elapsed().as_secs_f64();
+    if recipe.eval.every > 0 {
+        Trainer::note_score(&dir, steps, after.sampled.pass_at_1)?;
+    }
+    let during = evaluations_during(&lab.ledger, recipe.eval.every, steps)?;
     let versions = [
         ("espalier".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("codec".to_owned(), codec.digest().to_owned()),
@@ -323,7 +338,11 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let summary = Summary {
         steps,
         wall_s: began.elapsed().as_secs_f64(),
-        eval: Evaluations { before, after },
+        eval: Evaluations {
+            before,
+            during,
+            after,
+        },
         reward: sums.reward,
         dispositions: sums.dispositions,
         tokens: sums.tokens,
@@ -385,6 +404,24 @@ async fn evaluation(
         .await
         .map_err(|error| CliError::failed("the run's notes", error))?;
     Ok(evaluation)
+}
+
+/// The evaluations between the first step and the last, from the run's notes: those made before an
+/// interruption are there too.
+fn evaluations_during(ledger: &Ledger, every: u64, steps: u64) -> Result<Vec<AtStep>, CliError> {
+    let mut found = Vec::new();
+    if every == 0 {
+        return Ok(found);
+    }
+    for step in (every..steps).step_by(usize::try_from(every).unwrap_or(usize::MAX)) {
+        let note = ledger
+            .note(&format!("eval-during-{step}"))
+            .map_err(|error| CliError::failed("the run's notes", error))?;
+        if let Some(evaluation) = note.and_then(|note| serde_json::from_value(note).ok()) {
+            found.push(AtStep { step, evaluation });
+        }
+    }
+    Ok(found)
 }
 
 fn interrupted_as(error: CliError, resume_hint: impl Fn() -> CliError) -> CliError {

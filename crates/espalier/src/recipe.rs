@@ -240,7 +240,7 @@ impl Recipe {
                 format!("{name:?}"),
             );
         }
-        if let Some((key, expected, found)) = self.train.wrong() {
+        if let Some((key, expected, found)) = self.train.wrong(&self.harnesses) {
             return wrong(key, expected, found);
         }
         let temperature = self.rollout.temperature;

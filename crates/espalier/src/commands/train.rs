@@ -189,6 +189,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let mut sums = Sums::default();
     let mut curriculum = Curriculum::new(
         recipe.train.curriculum,
+        recipe.train.mix.as_ref(),
         recipe.seed,
         recipe.train.samples,
         lab.harness_names(),
@@ -217,10 +218,10 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let mut step_seconds: Vec<f64> = Vec::new();
     for step in first_step..steps {
         let started = Instant::now();
-        let tasks: Vec<_> = curriculum
+        let pairs: Vec<_> = curriculum
             .draw(step, recipe.train.tasks_per_step)
             .into_iter()
-            .map(|index| Arc::clone(&train_tasks[index]))
+            .map(|pair| (Arc::clone(&train_tasks[pair.task]), pair.harness))
             .collect();
         let temperature = recipe.rollout.temperature;
         let plan = Plan {
@@ -231,7 +232,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         };
         let result = lab
             .run(
-                lab.jobs(&tasks, plan)?,
+                lab.jobs_of(&pairs, plan)?,
                 &format!("step {}/{steps}", step + 1),
                 &display,
                 &cancel,
@@ -245,7 +246,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         let started = Instant::now();
         let rollouts: Vec<_> = result.ended().collect();
         let (trees, mut harvest) = training::harvest(&lab.ledger, &rollouts, &recipe.train)?;
-        harvest.families = curriculum::tally(&rollouts, &tasks);
+        harvest.families = curriculum::tally(&rollouts, &train_tasks);
         curriculum.observe(&harvest.families);
         let update = if trees.is_empty() {
             // Named in the step's line: every group had equal rewards, or nothing was captured.

@@ -12,7 +12,7 @@ use objective::Scale;
 use serde::{Deserialize, Serialize};
 use tree::Selection;
 
-use crate::curriculum::CurriculumSettings;
+use crate::curriculum::{CurriculumSettings, Mix};
 
 /// Reinforcement learning.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -49,6 +49,10 @@ pub(crate) struct TrainSettings {
     /// Draw more of the tasks whose groups are mixed; without it all come equally often.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) curriculum: Option<CurriculumSettings>,
+    /// With it a step draws pairs of task and harness, so many of each harness as its weight says;
+    /// without it every task of a step goes through every harness.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mix: Option<Mix>,
     /// The loss of the policy.
     pub(crate) grpo: GrpoSettings,
     /// With it advantages come from a learned critic (PPO), without it from the group (GRPO).
@@ -78,6 +82,7 @@ impl Default for TrainSettings {
             reference: None,
             selection: Selection::default(),
             curriculum: None,
+            mix: None,
             grpo: GrpoSettings::default(),
             ppo: None,
             lora: None,
@@ -126,7 +131,24 @@ pub(crate) struct PpoRecipe {
 
 impl TrainSettings {
     /// The first value that makes no sense: its key, what was expected, what was found.
-    pub(crate) fn wrong(&self) -> Option<(&'static str, &'static str, String)> {
+    pub(crate) fn wrong(
+        &self,
+        harnesses: &[String],
+    ) -> Option<(&'static str, &'static str, String)> {
+        if let Some(mix) = &self.mix {
+            let unknown = mix.keys().find(|name| !harnesses.contains(name));
+            let missing = harnesses.iter().find(|name| !mix.contains_key(*name));
+            if let Some(name) = unknown.or(missing) {
+                let expected = "a weight for each name that `harnesses` has, and no other";
+                return Some(("train.mix", expected, format!("{name:?}")));
+            }
+            let bad = mix
+                .values()
+                .find(|weight| !(weight.is_finite() && **weight > 0.0));
+            if let Some(weight) = bad {
+                return Some(("train.mix", "weights above 0", weight.to_string()));
+            }
+        }
         if self.samples == 0 || (self.samples == 1 && self.ppo.is_none()) {
             let expected = "at least 2 (a group of one has no baseline), or 1 with [train.ppo]";
             return Some(("train.samples", expected, self.samples.to_string()));

@@ -241,35 +241,6 @@ fn a_wrong_type_in_a_recipe_is_named_with_its_line() {
 }
 
 #[test]
-fn values_that_contradict_each_other_are_named() {
-    let world = World::new();
-    for (train, words) in [
-        ("baseline = \"none\"\n", "train.baseline"),
-        ("whiten = true\n[train.ppo]\n", "train.whiten"),
-        (
-            "negative_weight = 0.5\n[train.ppo]\n",
-            "train.negative_weight",
-        ),
-        ("[train.ppo]\ngamma = 1.5\n", "train.ppo.gamma"),
-        ("[train.ppo]\ngama = 1.0\n", "gama"),
-        ("[train.mix]\npi = 1\n", "train.mix"),
-        (
-            "[train.mix]\nreact = 0\n",
-            "train.mix: expected weights above 0",
-        ),
-        ("reference = \"x\"\n", "train.reference"),
-        ("[train.lora]\nrang = 1\n", "rang"),
-    ] {
-        world.recipe(&format!("[train]\n{train}"));
-        let refusal = world.refusal(&["rollout", "recipe.toml"]);
-        assert!(
-            refusal.contains(words) && refusal.starts_with("exit 2"),
-            "{train}: {refusal}"
-        );
-    }
-}
-
-#[test]
 fn a_value_out_of_range_is_named() {
     let world = World::new();
     world.recipe("[train]\nsamples = 1\n");

@@ -203,3 +203,43 @@ impl TrainSettings {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::recipe::Recipe;
+
+    #[test]
+    fn values_that_contradict_each_other_are_named() {
+        for (train, words) in [
+            ("baseline = \"none\"\n", "train.baseline"),
+            ("whiten = true\n[train.ppo]\n", "train.whiten"),
+            (
+                "negative_weight = 0.5\n[train.ppo]\n",
+                "train.negative_weight",
+            ),
+            ("[train.ppo]\ngamma = 1.5\n", "train.ppo.gamma"),
+            ("[train.ppo]\ngama = 1.0\n", "gama"),
+            ("[train.mix]\npi = 1\n", "train.mix"),
+            (
+                "[train.mix]\nreact = 0\n",
+                "train.mix: expected weights above 0",
+            ),
+            ("reference = \"x\"\n", "train.reference"),
+            ("[train.lora]\nrang = 1\n", "rang"),
+        ] {
+            let text = format!("[policy]\nfolder = \"policy\"\n[train]\n{train}");
+            let refused = Recipe::parse(&text, "it").unwrap_err().to_string();
+            assert!(refused.contains(words), "{train}: {refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_down_is_read_back() {
+        let text = "[policy]\nfolder = \"p\"\n[train]\nreference = \"r\"\n[train.ppo]\nlambda = 0.9\n\
+                    critic = \"separate\"\n[train.lora]\nrank = 2\n[train.mix]\nreact = 2\n\
+                    [train.grpo.kl]\nweight = 0.1\n[train.curriculum]\n[eval]\nevery = 3\n";
+        let recipe = Recipe::parse(text, "it").unwrap();
+        let again = Recipe::parse(&recipe.to_toml().unwrap(), "run.toml").unwrap();
+        assert_eq!(recipe, again);
+    }
+}

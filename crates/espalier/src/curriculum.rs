@@ -62,6 +62,18 @@ fn tally_key(harness: &str, family: &str) -> String {
     format!("{harness}/{family}")
 }
 
+/// The same by harness.
+pub(crate) fn by_harness(tallies: &Tallies) -> Tallies {
+    let mut by_harness = Tallies::new();
+    for (key, tally) in tallies {
+        let harness = key.split_once('/').map_or(key.as_str(), |(name, _)| name);
+        let sum = by_harness.entry(harness.to_owned()).or_default();
+        sum.voted += tally.voted;
+        sum.passed += tally.passed;
+    }
+    by_harness
+}
+
 /// Counts the votes and passes of a step's rollouts.
 pub(crate) fn tally(rollouts: &[&Rollout], tasks: &[Arc<Task>]) -> Tallies {
     let family: HashMap<&TaskId, &str> = tasks

@@ -13,6 +13,7 @@ mod policy;
 mod recipe;
 mod run_dir;
 mod score;
+mod steps;
 mod summary;
 mod teacher;
 mod tensorboard;

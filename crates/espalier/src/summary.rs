@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{display, score::Evaluation};
+use crate::{display, score::Evaluation, training::Harvest};
 
 /// Tokens of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +23,36 @@ pub(crate) struct PhaseSeconds {
     pub(crate) eval: f64,
     pub(crate) rollout: f64,
     pub(crate) train: f64,
+}
+
+/// What the steps so far add up to.
+#[derive(Debug, Default)]
+pub(crate) struct Sums {
+    pub(crate) reward: Vec<f64>,
+    pub(crate) pass: Vec<f64>,
+    pub(crate) dispositions: BTreeMap<String, u64>,
+    pub(crate) forks: BTreeMap<String, u64>,
+    pub(crate) tokens: Tokens,
+    pub(crate) seconds: PhaseSeconds,
+}
+
+impl Sums {
+    /// Adds a step.
+    pub(crate) fn add(&mut self, harvest: &Harvest, rollout_s: f64, train_s: f64) {
+        self.reward.push(harvest.reward);
+        self.pass.push(harvest.pass);
+        for (name, count) in &harvest.dispositions {
+            *self.dispositions.entry(name.clone()).or_default() += count;
+        }
+        for (name, count) in &harvest.forks {
+            *self.forks.entry(name.clone()).or_default() += count;
+        }
+        self.tokens.captured += harvest.tokens_captured;
+        self.tokens.unique += harvest.tokens_unique;
+        self.tokens.trained += harvest.tokens_trained;
+        self.seconds.rollout += rollout_s;
+        self.seconds.train += train_s;
+    }
 }
 
 /// An evaluation on the way.

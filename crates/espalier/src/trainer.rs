@@ -12,6 +12,7 @@ use learner::{
 };
 use model::Weights;
 use record::PolicyVersion;
+use tree::Target;
 
 use crate::{
     error::CliError,
@@ -89,6 +90,27 @@ impl Trainer {
     /// Their version; it stays during the warm-up of a critic.
     pub(crate) fn version(&self) -> PolicyVersion {
         self.learner.version()
+    }
+
+    /// The batch without tokens that are more than so many versions old, and how many those are.
+    pub(crate) fn fresh(
+        &self,
+        mut batch: Vec<Judged>,
+        staleness_max: Option<u64>,
+    ) -> (Vec<Judged>, u64) {
+        let Some(most) = staleness_max else {
+            return (batch, 0);
+        };
+        let oldest = self.version().saturating_sub(most);
+        let mut stale = 0;
+        for judged in &mut batch {
+            stale += judged.tree.retain(|target| match target {
+                Target::Sampled { version, .. } => *version >= oldest,
+                Target::Supervised => true,
+            }) as u64;
+        }
+        batch.retain(|judged| judged.tree.terms() > 0);
+        (batch, stale)
     }
 
     /// One update at a learning rate.

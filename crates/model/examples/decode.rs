@@ -12,7 +12,7 @@ mod common;
 
 use std::{path::Path, sync::Arc, time::Instant};
 
-use common::{processor_seconds, shape};
+use common::{peak_megabytes, processor_seconds, shape};
 use model::{
     Weights,
     decode::{Batch, PrefixCache, Sequence, Settings},
@@ -119,12 +119,13 @@ fn main() {
         let [read, again, drawn] = best;
         let (read_tokens, drawn_tokens) = ((sequences * prompt) as f64, (sequences * new) as f64);
         println!(
-            "batch {sequences:>2}: prompt {:>7.0} tokens/s wall {:>7.0} per processor second, cached {:>8.0}, drawn {:>6.0} wall {:>6.0} per processor second",
+            "batch {sequences:>2}: prompt {:>7.0} tokens/s wall {:>7.0} per processor second, cached {:>8.0}, drawn {:>6.0} wall {:>6.0} per processor second, peak {} MB",
             read_tokens / read.0,
             read_tokens / read.1,
             read_tokens / again.0,
             drawn_tokens / drawn.0,
             drawn_tokens / drawn.1,
+            peak_megabytes(),
         );
     }
 }

@@ -44,6 +44,13 @@ pub(crate) struct TrainSettings {
     /// given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reference: Option<PathBuf>,
+    /// Steps whose rollouts may run before the learner is through with the step before: 0 waits,
+    /// 1 lets rollouts and learner work at the same time.
+    pub(crate) ahead: u8,
+    /// Generated tokens whose weights are more versions old than this are not trained; without it
+    /// all are, and the importance weights say how far they are off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) staleness_max: Option<u64>,
     /// Which branches are trained.
     pub(crate) selection: Selection,
     /// Draw more of the tasks whose groups are mixed; without it all come equally often.
@@ -80,6 +87,8 @@ impl Default for TrainSettings {
             checkpoint_every: 5,
             keep_last: 0,
             reference: None,
+            ahead: 0,
+            staleness_max: None,
             selection: Selection::default(),
             curriculum: None,
             mix: None,
@@ -148,6 +157,9 @@ impl TrainSettings {
             if let Some(weight) = bad {
                 return Some(("train.mix", "weights above 0", weight.to_string()));
             }
+        }
+        if self.ahead > 1 {
+            return Some(("train.ahead", "0 or 1", self.ahead.to_string()));
         }
         if self.samples == 0 || (self.samples == 1 && self.ppo.is_none()) {
             let expected = "at least 2 (a group of one has no baseline), or 1 with [train.ppo]";

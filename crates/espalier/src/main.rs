@@ -49,6 +49,7 @@ enum Command {
     Tree(commands::tree::Arguments),
     Doctor(commands::doctor::Arguments),
     Tasks(commands::tasks::Arguments),
+    Policy(commands::policy::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
             Command::Tree(arguments) => commands::tree::run(&arguments, json),
             Command::Doctor(arguments) => commands::doctor::run(arguments, json).await,
             Command::Tasks(arguments) => commands::tasks::run(arguments, json).await,
+            Command::Policy(arguments) => commands::policy::run(&arguments, json),
         }
     });
     match outcome {

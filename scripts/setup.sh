@@ -45,6 +45,11 @@ if [ "$need" = test ] || [ "${HARNESS:-}" = pi ]; then
     want node nodejs "harness pi"
     want npm npm "installs harness pi"
 fi
+# Harnesses of Python and the SDKs that tests speak through; sandboxes see the Python of /usr only.
+if [ "$need" = test ] && ! /usr/bin/python3 -m pip --version >/dev/null 2>&1; then
+    say "missing: pip for /usr/bin/python3 (installs harness mini-swe-agent and SDKs), in package python3-pip"
+    missing="$missing python3-pip"
+fi
 
 if [ -n "$missing" ]; then
     command="apt-get install --yes --no-install-recommends$missing"
@@ -82,6 +87,7 @@ if [ "$need" = test ]; then
         say "installing cargo-nextest $NEXTEST (found: ${found:-none}); built from source, some minutes"
         cargo install --quiet --locked cargo-nextest --version "=$NEXTEST"
     fi
+    sh "$(dirname "$0")/sdks.sh" install
 fi
 
 say "everything that '$need' needs is here (Rust $rust)"

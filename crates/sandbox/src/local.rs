@@ -309,6 +309,14 @@ impl Sandbox for LocalSandbox {
         }
     }
 
+    fn memory_peak_bytes(&self) -> Option<u64> {
+        let group = self.made.memory_events.as_ref()?.parent()?;
+        ["memory.peak", "memory.max_usage_in_bytes"]
+            .iter()
+            .find_map(|name| std::fs::read_to_string(group.join(name)).ok())
+            .and_then(|text| text.trim().parse().ok())
+    }
+
     async fn destroy(self: Box<Self>) {
         let Self { stream, made, .. } = *self;
         drop(stream);

@@ -218,7 +218,12 @@ async fn capture(
     let tasks = teacher::load_tasks(&recipe.sft.tasks, Split::Train)?;
     let ledger =
         Ledger::create(&dir.path).map_err(|error| CliError::failed("the run's ledger", error))?;
-    let engine = teacher::engine(&tasks, codec, teacher::CONTEXT_TOKENS_MAX);
+    let engine = teacher::engine(
+        &tasks,
+        &recipe.harnesses,
+        codec,
+        teacher::CONTEXT_TOKENS_MAX,
+    )?;
     let lab = Lab::open(recipe, dir, ledger, Arc::clone(codec), engine).await?;
     let plan = Plan {
         split: "teacher",

@@ -8,12 +8,14 @@
     reason = "tests; clippy's own exception ends at their helper functions"
 )]
 
-mod exec;
-mod files;
+mod conformance;
 mod isolation;
 mod leaks;
 mod lifetime;
 mod limits;
 mod react;
+mod red_team;
+#[path = "../suite/mod.rs"]
+mod suite;
 mod support;
 mod user;

@@ -73,6 +73,9 @@ fn serve(plan: &ContainerPlan) -> Result<i32, String> {
         }
         None => None,
     };
+    // Here and not by the engine: podman takes limits of a request for all there are, and then
+    // asks for more open files than every machine allows.
+    setup::no_core_files().map_err(|e| e.to_string())?;
     if rustix::process::geteuid().is_root() {
         give_folders(plan)?;
         name_user(plan).map_err(say("/etc/passwd"))?;

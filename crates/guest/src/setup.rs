@@ -247,6 +247,15 @@ fn network(plan: &Plan) -> Result<Option<TcpListener>, SetupError> {
     Ok(Some(listener))
 }
 
+/// 1, not 0: the kernel then writes no core file and does not start the host's core handler.
+pub(crate) fn no_core_files() -> Result<(), SetupError> {
+    let limit = Rlimit {
+        current: Some(1),
+        maximum: Some(1),
+    };
+    rustix::process::setrlimit(Resource::Core, limit).step("RLIMIT_CORE")
+}
+
 fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
     let limit = |resource, value| {
         rustix::process::setrlimit(
@@ -257,8 +266,7 @@ fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
             },
         )
     };
-    // 1, not 0: the kernel then writes no core file and does not start the host's core handler.
-    limit(Resource::Core, 1).step("RLIMIT_CORE")?;
+    no_core_files()?;
     let (memory, pids) = prepared.rlimits;
     if memory {
         limit(Resource::Data, prepared.plan.memory_bytes).step("RLIMIT_DATA")?;

@@ -363,7 +363,9 @@ impl Running {
 
     /// Something of a streamed output is readable.
     pub(super) fn step_stream(&mut self, id: u32, part: Part, scratch: &mut [u8]) -> Option<Frame> {
-        let window = self.window.as_mut()?;
+        // Used up by the other output since both were found ready: a read of nothing would look
+        // like the end.
+        let window = self.window.as_mut().filter(|window| **window > 0)?;
         let (kind, pipe) = match part {
             Part::Stdout => (Kind::Stdout, &mut self.stdout),
             Part::Stderr => (Kind::Stderr, &mut self.stderr),

@@ -103,6 +103,11 @@ impl Engine {
         Self { address, tasks }
     }
 
+    /// Whether it sees the files that we see.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.address, Address::Unix(_))
+    }
+
     async fn connect(&self) -> Result<http1::SendRequest<Full<Bytes>>, CallError> {
         let stream: Box<dyn Connection> = match &self.address {
             Address::Unix(path) => Box::new(

@@ -218,6 +218,15 @@ impl Maker {
             }
         };
         crate::check(&spec)?;
+        if self.engine.is_local() {
+            // podman would make an empty folder of what is not there.
+            for mount in &spec.mounts {
+                std::fs::metadata(&mount.source).map_err(|e| SandboxError::Create {
+                    name: spec.name.clone(),
+                    reason: format!("mount {}: {e}", mount.source.display()),
+                })?;
+            }
+        }
         let place = Place(Arc::clone(&self.living));
         if self.living.fetch_add(1, Ordering::Relaxed) >= self.config.sandboxes_max {
             return Err(SandboxError::Create {
@@ -406,7 +415,6 @@ impl Maker {
                 "PidsLimit": limits.pids,
                 "NanoCpus": (limits.cpu_cores * 1e9) as u64,
                 "ShmSize": limits.disk_bytes,
-                "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
                 "Tmpfs": tmpfs,
                 "Mounts": mounts,
             },

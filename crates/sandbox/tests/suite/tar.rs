@@ -135,7 +135,7 @@ cases! {
         header.set_entry_type(tar::EntryType::Regular);
         let name = b"../escaped";
         header.as_old_mut().name[..name.len()].copy_from_slice(name);
-        header.set_md5sum();
+        header.set_cksum();
         let mut builder = tar::Builder::new(Vec::new());
         builder.append(&header, &b"x"[..]).unwrap();
         let tar = builder.into_inner().unwrap();

@@ -40,7 +40,8 @@ pub struct Entry {
     pub modified_s: i64,
 }
 
-const USAGE: &str = "usage: guest pack ROOT BYTES_MAX FILES_MAX | unpack ROOT | list ROOT FILES_MAX";
+const USAGE: &str =
+    "usage: guest pack ROOT BYTES_MAX FILES_MAX | unpack ROOT | list ROOT FILES_MAX";
 
 /// Runs one of the three.
 pub fn run(command: &str, arguments: impl Iterator<Item = String>) -> ExitCode {
@@ -267,7 +268,14 @@ mod tests {
             .unwrap()
             .into_iter()
             .map(|(path, metadata)| entry(path, &metadata))
-            .map(|e| (e.path.display().to_string(), e.kind, e.bytes, e.mode & 0o777))
+            .map(|e| {
+                (
+                    e.path.display().to_string(),
+                    e.kind,
+                    e.bytes,
+                    e.mode & 0o777,
+                )
+            })
             .collect();
         let modes = |mode| mode;
         assert_eq!(

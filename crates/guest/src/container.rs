@@ -244,4 +244,3 @@ fn copy(stream: &UnixStream) -> io::Result<()> {
         }
     }
 }
-

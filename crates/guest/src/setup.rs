@@ -76,7 +76,12 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), String> {
     if plan.gateway_socket.is_some() && plan.gateway_port == 0 {
         return Err("gateway_port 0: expected the port of the forwarder".to_owned());
     }
-    check_limits(plan.memory_bytes, plan.pids, plan.cpu_cores, plan.disk_bytes)
+    check_limits(
+        plan.memory_bytes,
+        plan.pids,
+        plan.cpu_cores,
+        plan.disk_bytes,
+    )
 }
 
 /// Makes this process PID 1 of a finished sandbox. Gives the forwarder's listener.

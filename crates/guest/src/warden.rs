@@ -29,7 +29,9 @@ use rustix::{
 use crate::{
     cgroup::{Group, GroupLimits, Places, own_prefix},
     init,
-    protocol::{Capabilities, Frame, FromWarden, Hello, Kind, PACKET_BYTES_MAX, Plan, ToWarden, VERSION},
+    protocol::{
+        Capabilities, Frame, FromWarden, Hello, Kind, PACKET_BYTES_MAX, Plan, ToWarden, VERSION,
+    },
     setup::{self, Prepared, check_plan},
     stage::{Refusal, Stage, all_namespaces, clone_read_only},
     sys,

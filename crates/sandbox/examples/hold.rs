@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use sandbox::{
-    DockerConfig, DockerProvider, Exec, LocalConfig, LocalProvider, Provider, Sandbox, SandboxError,
-    Spec,
+    DockerConfig, DockerProvider, Exec, LocalConfig, LocalProvider, Provider, Sandbox,
+    SandboxError, Spec,
 };
 
 fn spec(name: String) -> Spec {
@@ -42,9 +42,7 @@ async fn work(sandbox: &dyn Sandbox, seconds: u32) -> Result<(), SandboxError> {
 async fn hold(provider: &dyn Provider, number: usize) -> Result<(), SandboxError> {
     let churns = number % 2 == 1;
     loop {
-        let sandbox = provider
-            .create(spec(format!("hold-{number}")))
-            .await?;
+        let sandbox = provider.create(spec(format!("hold-{number}"))).await?;
         work(&*sandbox, if churns { 0 } else { 1000 }).await?;
         sandbox.destroy().await;
     }

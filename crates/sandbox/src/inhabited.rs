@@ -199,7 +199,11 @@ impl Inhabited {
     /// An exec of the guest for a file operation.
     fn guest(&self, arguments: &[&str], timeout: Duration) -> Exec {
         Exec {
-            argv: [GUEST_PATH].iter().chain(arguments).map(|a| (*a).to_owned()).collect(),
+            argv: [GUEST_PATH]
+                .iter()
+                .chain(arguments)
+                .map(|a| (*a).to_owned())
+                .collect(),
             cwd: Some("/".into()),
             env: BTreeMap::new(),
             stdin: Vec::new(),
@@ -222,7 +226,10 @@ impl Inhabited {
 
     fn text<'a>(&self, folder: &'a Path) -> Result<&'a str, SandboxError> {
         folder.to_str().ok_or_else(|| {
-            self.file_error(&folder.to_string_lossy(), "the path is not UTF-8".to_owned())
+            self.file_error(
+                &folder.to_string_lossy(),
+                "the path is not UTF-8".to_owned(),
+            )
         })
     }
 }
@@ -308,11 +315,7 @@ impl Sandbox for Inhabited {
         self.judge(path, output.exit, &stderr)
     }
 
-    async fn list(
-        &self,
-        folder: PathBuf,
-        limits: ReadLimits,
-    ) -> Result<Vec<Entry>, SandboxError> {
+    async fn list(&self, folder: PathBuf, limits: ReadLimits) -> Result<Vec<Entry>, SandboxError> {
         let path = self.text(&folder)?;
         let files = limits.files_max.to_string();
         let exec = self.guest(&["list", path, &files], limits.timeout);

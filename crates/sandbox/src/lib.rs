@@ -26,7 +26,6 @@ mod docker;
 mod doctor;
 mod guest_binary;
 mod inhabited;
-mod kubernetes;
 mod local;
 mod stream;
 mod tunnel;
@@ -38,7 +37,6 @@ pub use guest::{
     archive::{Entry, EntryKind},
     protocol::{Capabilities, Degraded, GATEWAY_SOCKET_PATH, GUEST_PATH},
 };
-pub use kubernetes::{Egress, KubernetesConfig, KubernetesProvider};
 pub use local::{LocalConfig, LocalProvider};
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
@@ -394,11 +392,7 @@ pub trait Sandbox: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// As [`Sandbox::download_tar`].
-    async fn list(
-        &self,
-        folder: PathBuf,
-        limits: ReadLimits,
-    ) -> Result<Vec<Entry>, SandboxError> {
+    async fn list(&self, folder: PathBuf, limits: ReadLimits) -> Result<Vec<Entry>, SandboxError> {
         let _ = (folder, limits);
         Err(not_offered("list"))
     }

@@ -148,11 +148,7 @@ impl Connection {
         Outgoing::send(&self.queue, &Frame::new(kind, self.id, body), None);
     }
 
-    async fn carry(
-        &self,
-        socket: &Path,
-        hears: mpsc::UnboundedReceiver<Said>,
-    ) -> io::Result<()> {
+    async fn carry(&self, socket: &Path, hears: mpsc::UnboundedReceiver<Said>) -> io::Result<()> {
         let (reader, writer) = connect(socket).await?.into_split();
         tokio::try_join!(self.up(writer, hears), self.down(reader)).map(drop)
     }

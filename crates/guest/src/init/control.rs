@@ -35,7 +35,10 @@ pub(super) enum Heard {
 impl Control {
     /// Over a socket.
     pub(crate) fn of_socket(stream: &UnixStream) -> io::Result<Self> {
-        Self::new(stream.as_fd().try_clone_to_owned()?, stream.as_fd().try_clone_to_owned()?)
+        Self::new(
+            stream.as_fd().try_clone_to_owned()?,
+            stream.as_fd().try_clone_to_owned()?,
+        )
     }
 
     /// Over two descriptors, which must not be used by anybody else.

@@ -416,9 +416,8 @@ impl Running {
                 (Kind::Stderr, &mut self.stderr),
             ];
             for (kind, pipe) in pipes {
-                let chunks = std::iter::from_fn(|| {
-                    read_chunk(pipe, (kind, id), CHUNK_BYTES, scratch)
-                });
+                let chunks =
+                    std::iter::from_fn(|| read_chunk(pipe, (kind, id), CHUNK_BYTES, scratch));
                 rest.extend(chunks.take(reads_max as usize));
             }
         }

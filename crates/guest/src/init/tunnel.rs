@@ -173,7 +173,10 @@ impl Connection {
     fn step(&mut self, id: u32, scratch: &mut [u8], frames: &mut Vec<Frame>) -> io::Result<()> {
         let room = self.credit.min(scratch.len());
         if room > 0 && !self.up_ended {
-            match self.inside.read(scratch.get_mut(..room).unwrap_or_default()) {
+            match self
+                .inside
+                .read(scratch.get_mut(..room).unwrap_or_default())
+            {
                 Ok(0) => {
                     self.up_ended = true;
                     frames.push(Frame::new(Kind::TunnelShut, id, Vec::new()));

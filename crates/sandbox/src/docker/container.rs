@@ -75,7 +75,10 @@ async fn remove(engine: &Engine, id: &str) {
             }
         }
         if Instant::now() >= until {
-            tracing::warn!(container = id, "still there {REMOVE_TIMEOUT:?} after its removal");
+            tracing::warn!(
+                container = id,
+                "still there {REMOVE_TIMEOUT:?} after its removal"
+            );
             return;
         }
         sleep(REMOVE_RETRY).await;

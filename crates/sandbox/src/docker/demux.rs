@@ -96,7 +96,10 @@ impl<R: AsyncRead + Unpin> AsyncRead for Demux<R> {
                     return Poll::Ready(Ok(()));
                 }
                 this.left -= bytes.len();
-                let mut kept = this.complaint.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut kept = this
+                    .complaint
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
                 let room = COMPLAINT_BYTES_MAX.saturating_sub(kept.len());
                 kept.extend(bytes.iter().take(room));
                 continue;

@@ -121,7 +121,9 @@ impl Engine {
                     .map_err(|e| broken(format!("{host}: {e}")))?,
             ),
         };
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(broken)?;
         // Ends with the last of the sender, the answer's body and the upgraded stream.
         self.tasks.spawn(async move {
             let _ = connection.with_upgrades().await;

@@ -94,7 +94,9 @@ struct Listed {
 
 fn over(labels: &HashMap<String, String>, now: u64) -> bool {
     let owner = labels.get(OWNER).and_then(|text| Owner::parse(text));
-    let deadline = labels.get(DEADLINE).and_then(|text| text.parse::<u64>().ok());
+    let deadline = labels
+        .get(DEADLINE)
+        .and_then(|text| text.parse::<u64>().ok());
     owner.is_some_and(|owner| owner.dead()) || deadline.is_some_and(|deadline| now > deadline)
 }
 
@@ -140,9 +142,15 @@ mod tests {
         assert!(over(&labels(&text, "100"), 101), "its time is over");
         let mut before = own.clone();
         before.began -= 1;
-        assert!(over(&labels(&before.to_string(), "100"), 1), "a number that came again");
+        assert!(
+            over(&labels(&before.to_string(), "100"), 1),
+            "a number that came again"
+        );
         before.place = "another-boot/pid:[1]".to_owned();
-        assert!(!over(&labels(&before.to_string(), "100"), 1), "cannot be known from here");
+        assert!(
+            !over(&labels(&before.to_string(), "100"), 1),
+            "cannot be known from here"
+        );
         assert!(!over(&labels("nonsense", "nonsense"), u64::MAX));
     }
 }

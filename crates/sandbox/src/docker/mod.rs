@@ -363,10 +363,7 @@ impl Maker {
             control_socket: None,
         };
         folders.extend([spec.workspace.clone(), spec.home.clone()]);
-        let options = format!(
-            "rw,exec,nosuid,nodev,mode=1777,size={}",
-            limits.disk_bytes
-        );
+        let options = format!("rw,exec,nosuid,nodev,mode=1777,size={}", limits.disk_bytes);
         let tmpfs: serde_json::Map<String, Value> = folders
             .iter()
             .map(|folder| (folder.to_string_lossy().into_owned(), json!(options)))

@@ -56,7 +56,10 @@ impl Engine {
             println!("skipped: {name} is not installed (scripts/setup.sh test does it)");
             return None;
         };
-        let folder = tempfile::Builder::new().prefix("engine-").tempdir().unwrap();
+        let folder = tempfile::Builder::new()
+            .prefix("engine-")
+            .tempdir()
+            .unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
         let host = format!("unix://{}", at("socket"));
         let mut command = Command::new(program);
@@ -98,10 +101,17 @@ impl Engine {
         while std::os::unix::net::UnixStream::connect(&socket).is_err() {
             let ended = engine.process.try_wait().unwrap();
             assert!(ended.is_none(), "{kind:?}: {}", engine.log());
-            assert!(begun.elapsed() < Duration::from_secs(60), "{kind:?}: {}", engine.log());
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "{kind:?}: {}",
+                engine.log()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
-        println!("{kind:?} listens after {:.1} s", begun.elapsed().as_secs_f64());
+        println!(
+            "{kind:?} listens after {:.1} s",
+            begun.elapsed().as_secs_f64()
+        );
         Some(engine)
     }
 
@@ -119,7 +129,10 @@ impl Engine {
         );
         let listed: serde_json::Value = serde_json::from_str(&answer).unwrap_or_default();
         let listed = listed.as_array().cloned().unwrap_or_default();
-        listed.iter().map(|c| format!("{} {} {}", c["Id"], c["Names"], c["State"])).collect()
+        listed
+            .iter()
+            .map(|c| format!("{} {} {}", c["Id"], c["Names"], c["State"]))
+            .collect()
     }
 
     /// Nothing is left, or will be left in a moment.
@@ -155,7 +168,9 @@ fn processes_of(folder: &Path) -> Vec<Pid> {
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let line = fs::read(entry.path().join("cmdline")).ok()?;
-            String::from_utf8_lossy(&line).contains(&mark).then_some(Pid::from_raw(pid)?)
+            String::from_utf8_lossy(&line)
+                .contains(&mark)
+                .then_some(Pid::from_raw(pid)?)
         })
         .collect()
 }
@@ -198,7 +213,11 @@ fn unmount_below(folder: &Path) {
 }
 
 fn remove_groups(name: &str) {
-    for hierarchy in fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+    for hierarchy in fs::read_dir("/sys/fs/cgroup")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         let _ = fs::remove_dir(hierarchy.path().join(name));
     }
 }
@@ -223,7 +242,9 @@ pub(crate) fn rootfs() -> Vec<u8> {
         }
     };
     use tar::EntryType::{Directory, Regular, Symlink};
-    for folder in ["bin/", "etc/", "usr/", "usr/bin/", "run/", "proc/", "dev/", "sys/", "var/", "home/"] {
+    for folder in [
+        "bin/", "etc/", "usr/", "usr/bin/", "run/", "proc/", "dev/", "sys/", "var/", "home/",
+    ] {
         add(folder, Directory, 0o755, b"", "");
     }
     for folder in ["tmp/", "var/tmp/", "run/lock/"] {
@@ -235,7 +256,13 @@ pub(crate) fn rootfs() -> Vec<u8> {
             add(&format!("bin/{applet}"), Symlink, 0o777, b"", "busybox");
         }
     }
-    add("etc/passwd", Regular, 0o644, b"root:x:0:0:root:/root:/bin/sh\n", "");
+    add(
+        "etc/passwd",
+        Regular,
+        0o644,
+        b"root:x:0:0:root:/root:/bin/sh\n",
+        "",
+    );
     add("etc/group", Regular, 0o644, b"root:x:0:\n", "");
     // An image may come with a workspace.
     add("image/", Directory, 0o755, b"", "");

@@ -24,7 +24,11 @@ fn spec(image: &str) -> Spec {
 fn hold_program() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let path = own.ancestors().nth(2).unwrap().join("examples/hold");
-    assert!(path.exists(), "{} is missing: cargo build --examples", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing: cargo build --examples",
+        path.display()
+    );
     path
 }
 
@@ -38,21 +42,33 @@ async fn lifetime(kind: Kind) {
     let mut own = spec(&image);
     own.workspace = "/image/folder".into();
     let sandbox = provider.create(own).await.unwrap();
-    assert_eq!(say(&*sandbox, "cat file; stat -c %a-%u file; echo more >> file").await, "from the image640-1000");
+    assert_eq!(
+        say(&*sandbox, "cat file; stat -c %a-%u file; echo more >> file").await,
+        "from the image640-1000"
+    );
 
     // Somebody else removes the container.
     let id = engine.containers().pop().unwrap();
     let id = id.split('"').nth(1).unwrap().to_owned();
     let removal = async {
         let output = Command::new("curl")
-            .args(["-s", "-X", "DELETE", "--unix-socket", engine.host.strip_prefix("unix://").unwrap()])
+            .args([
+                "-s",
+                "-X",
+                "DELETE",
+                "--unix-socket",
+                engine.host.strip_prefix("unix://").unwrap(),
+            ])
             .arg(format!("http://engine/v1.41/containers/{id}?force=1"))
             .output()
             .unwrap();
         assert!(output.status.success(), "{output:?}");
     };
     let (result, ()) = tokio::join!(sandbox.exec(script("sleep 100")), removal);
-    assert!(matches!(result, Err(SandboxError::Gone { .. })), "{result:?}");
+    assert!(
+        matches!(result, Err(SandboxError::Gone { .. })),
+        "{result:?}"
+    );
     drop(sandbox);
 
     // Dropped, not destroyed.

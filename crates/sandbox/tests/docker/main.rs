@@ -71,10 +71,15 @@ async fn the_suite_of_all_kinds_on_podman() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_suite_of_all_kinds_on_an_engine_of_your_own() {
-    let Some(host) = std::env::var("ESPALIER_TEST_DOCKER_HOST").ok().filter(|h| !h.is_empty()) else {
+    let Some(host) = std::env::var("ESPALIER_TEST_DOCKER_HOST")
+        .ok()
+        .filter(|h| !h.is_empty())
+    else {
         println!("skipped: ESPALIER_TEST_DOCKER_HOST names no engine");
         return;
     };
-    let image = std::env::var("ESPALIER_TEST_IMAGE").ok().filter(|i| !i.is_empty());
+    let image = std::env::var("ESPALIER_TEST_IMAGE")
+        .ok()
+        .filter(|i| !i.is_empty());
     conformance(&host, image, host.starts_with("unix://")).await;
 }

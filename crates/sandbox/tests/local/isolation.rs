@@ -241,11 +241,7 @@ async fn mounts_are_read_only_and_reachable_below_private_folders() {
     );
     let mut relative = spec("relative");
     relative.workspace = "../x".into();
-    let error = provider
-        .create(relative)
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = provider.create(relative).await.unwrap_err().to_string();
     assert!(error.contains("absolute"), "{error}");
 }
 

@@ -161,12 +161,7 @@ async fn two_hundred_idle_sandboxes() {
     let warden = provider.warden_process_id().unwrap();
     let mut all = Vec::new();
     for i in 0..200 {
-        all.push(
-            provider
-                .create(spec(&format!("idle-{i}")))
-                .await
-                .unwrap(),
-        );
+        all.push(provider.create(spec(&format!("idle-{i}"))).await.unwrap());
     }
     let answers = futures::future::join_all(all.iter().map(|s| run(&**s, "exit 5"))).await;
     assert!(answers.iter().all(|o| o.exit == Exit::Code(5)));

@@ -5,9 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandbox::{
-    Exec, Exit, Limits, LocalConfig, LocalProvider, Output, Provider, Sandbox, Spec,
-};
+use sandbox::{Exec, Exit, Limits, LocalConfig, LocalProvider, Output, Provider, Sandbox, Spec};
 
 pub(crate) fn spec(name: &str) -> Spec {
     Spec {

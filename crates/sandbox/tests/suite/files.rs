@@ -22,7 +22,10 @@ fn refused<T: std::fmt::Debug>(result: Result<T, SandboxError>) -> String {
 }
 
 async fn get(sandbox: &dyn Sandbox, path: &str) -> Vec<File> {
-    sandbox.download(path.into(), 64 << 20).await.expect("files")
+    sandbox
+        .download(path.into(), 64 << 20)
+        .await
+        .expect("files")
 }
 
 cases! {

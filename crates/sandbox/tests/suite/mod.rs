@@ -208,16 +208,26 @@ pub(crate) async fn run_all(world: &World, at_once: usize) {
             let seconds = begun.elapsed().as_secs_f64();
             println!(
                 "{} {seconds:6.2} s  {short}",
-                if outcome.is_none() { "ok    " } else { "FAILED" }
+                if outcome.is_none() {
+                    "ok    "
+                } else {
+                    "FAILED"
+                }
             );
             if let Some(reason) = outcome {
-                failed_ref.lock().unwrap().push(format!("{short}: {reason}"));
+                failed_ref
+                    .lock()
+                    .unwrap()
+                    .push(format!("{short}: {reason}"));
             }
         })
         .await;
     let (failed, ran) = (failed.into_inner().unwrap(), ran.into_inner());
     println!("{ran} cases, {} failed", failed.len());
-    assert!(wanted.is_empty() && ran >= 60 || ran > 0, "only {ran} cases");
+    assert!(
+        wanted.is_empty() && ran >= 60 || ran > 0,
+        "only {ran} cases"
+    );
     assert!(failed.is_empty(), "{:#?}", failed);
 }
 

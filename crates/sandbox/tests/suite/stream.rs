@@ -19,7 +19,10 @@ async fn run_streaming(
 }
 
 async fn heard(chunks: &mut mpsc::Receiver<Chunk>, expected: &str) {
-    assert_eq!(chunks.recv().await, Some(Chunk::Stdout(expected.as_bytes().to_vec())));
+    assert_eq!(
+        chunks.recv().await,
+        Some(Chunk::Stdout(expected.as_bytes().to_vec()))
+    );
 }
 
 cases! {

@@ -20,12 +20,22 @@ const LIMITS: ReadLimits = ReadLimits {
 };
 
 async fn list(sandbox: &dyn Sandbox, folder: &str) -> Vec<Entry> {
-    sandbox.list(folder.into(), LIMITS).await.expect("a listing")
+    sandbox
+        .list(folder.into(), LIMITS)
+        .await
+        .expect("a listing")
 }
 
-async fn download(sandbox: &dyn Sandbox, folder: &str, limits: ReadLimits) -> Result<Vec<u8>, SandboxError> {
+async fn download(
+    sandbox: &dyn Sandbox,
+    folder: &str,
+    limits: ReadLimits,
+) -> Result<Vec<u8>, SandboxError> {
     let mut tar = Vec::new();
-    sandbox.download_tar(folder.into(), limits, &mut tar).await.map(|()| tar)
+    sandbox
+        .download_tar(folder.into(), limits, &mut tar)
+        .await
+        .map(|()| tar)
 }
 
 fn refused<T>(result: Result<T, SandboxError>) -> String {
@@ -41,7 +51,11 @@ fn refused<T>(result: Result<T, SandboxError>) -> String {
 struct Slow(Vec<u8>, bool);
 
 impl AsyncWrite for Slow {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.1 = !self.1;
         if self.1 {
             cx.waker().wake_by_ref();

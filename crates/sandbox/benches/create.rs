@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandbox::{Exec, LocalConfig, LocalProvider, Sandbox, SandboxError, Spec};
+use sandbox::{Exec, LocalConfig, LocalProvider, Provider, SandboxError, Spec};
 
 fn spec(number: usize) -> Spec {
     Spec {

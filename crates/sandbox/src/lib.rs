@@ -9,6 +9,11 @@
 //! (docs/decisions/0002-warden.md says why), PID 1 in each sandbox, and here the asynchronous
 //! side that talks to both.
 //!
+//! [`DockerProvider`] is the kind of Docker-compatible engines: the guest is put into a container
+//! and speaks through its standard input and output.
+//!
+//! `tests/suite` is what all kinds promise; each runs it.
+//!
 //! Invariants:
 //! * Nothing survives: a sandbox ends with its handle, with this process (`kill -9` included),
 //!   with its deadline, and with the warden, whichever is first. No file is written to a folder
@@ -19,13 +24,15 @@
 //!
 //! Limits: [`LocalConfig::sandboxes_max`] sandboxes (more: [`SandboxError::Create`]), 256 `exec`s
 //! at a time in each (more: [`SandboxError::NotRunnable`]), 1 MiB of arguments and environment,
-//! 4 MiB on their way to a sandbox (senders wait), `output_bytes_max` of each output (the middle
+//! 4 MiB on their way to a sandbox (senders wait), 256 KiB of a streamed output or of a tunnelled
+//! connection each way (senders wait), `output_bytes_max` of each output (the middle
 //! is dropped and counted), `bytes_max` of a download (more: [`SandboxError::File`]).
 
 mod docker;
 mod doctor;
 mod guest_binary;
 mod inhabited;
+mod kind;
 mod local;
 mod stream;
 mod tunnel;
@@ -37,6 +44,7 @@ pub use guest::{
     archive::{Entry, EntryKind},
     protocol::{Capabilities, Degraded, GATEWAY_SOCKET_PATH, GUEST_PATH},
 };
+pub use kind::{SandboxConfig, start};
 pub use local::{LocalConfig, LocalProvider};
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};

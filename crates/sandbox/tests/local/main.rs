@@ -9,6 +9,7 @@
 )]
 
 mod conformance;
+mod density;
 mod isolation;
 mod leaks;
 mod lifetime;

@@ -40,6 +40,13 @@ if has cc && ! echo 'int main(void) { return 0; }' | cc -static -x c -o /dev/nul
     missing="$missing libc6-dev"
 fi
 case " $missing " in *" gcc "*) missing="$missing libc6-dev" ;; esac
+# Real engines for the tests of the kind docker. Those need root; without it they say so and skip.
+if [ "$need" = test ] && [ "$(id -u)" = 0 ]; then
+    want dockerd docker.io "sandboxes of the kind docker"
+    want podman podman "sandboxes of the kind docker"
+    want runc runc "runs podman's containers"
+    want busybox busybox-static "the tests' image is made of it"
+fi
 # pi runs on Node.js. react, the default harness, needs none.
 if [ "$need" = test ] || [ "${HARNESS:-}" = pi ]; then
     want node nodejs "harness pi"

@@ -10,7 +10,6 @@ use harness::{Installed, Profile};
 use ledger::Ledger;
 use record::Sampling;
 use rollout::{BatchResult, Event, GroupPlan, Job, Runner, plan_group};
-use sandbox::LocalProvider;
 use task::Task;
 use tokio_util::sync::CancellationToken;
 
@@ -65,14 +64,12 @@ impl Lab {
         .await
         .map_err(|error| CliError::failed("the gateway could not start", error))?;
         let gateway = Arc::new(gateway);
-        let provider = LocalProvider::start(sandbox::LocalConfig::default())
-            .await
-            .map_err(|error| {
-                CliError::failed(
-                    "sandboxes cannot be made here; `espalier doctor` says more",
-                    error,
-                )
-            })?;
+        let provider = sandbox::start(&recipe.sandbox).await.map_err(|error| {
+            CliError::failed(
+                "sandboxes cannot be made here; `espalier doctor` says more",
+                error,
+            )
+        })?;
         let mut settings = rollout::Settings::new(socket);
         settings.stages = recipe.rollout.stages.clone();
         settings.limits = recipe.rollout.limits.clone();
@@ -81,7 +78,7 @@ impl Lab {
         settings.reply_tokens_max = recipe.rollout.reply_tokens_max;
         settings.codec_digest = codec.digest().to_owned();
         let runner = Runner::new(
-            Arc::new(provider),
+            provider,
             Arc::clone(&gateway),
             engine,
             ledger.clone(),

@@ -32,6 +32,9 @@ pub(crate) struct Recipe {
     /// Harness profiles; a batch draws every task with every one of them.
     #[serde(default = "default_harnesses")]
     pub(crate) harnesses: Vec<String>,
+    /// The kind of sandbox.
+    #[serde(default)]
+    pub(crate) sandbox: sandbox::SandboxConfig,
     /// How rollouts are run.
     #[serde(default)]
     pub(crate) rollout: RolloutSettings,

@@ -1,19 +1,26 @@
 //! Our static binary in and around every sandbox.
 //!
 //! * [`warden`]: one process per provider that makes sandboxes and cleans up after everybody.
-//! * `init`: PID 1 of each sandbox, a fork of the warden: processes, files, port forwarder.
+//! * `init`: PID 1 of each sandbox: processes, files, port forwarder. A fork of the warden, or,
+//!   through [`container`], the first process of a container that an engine made.
+//! * [`archive`]: folders as tar streams.
 //! * [`react`]: our own small harness: Chat Completions and four tools.
 //! * [`probe`]: tries what this machine allows, for `doctor`.
+//! * [`reach`]: tries to get out, for probes of a network policy.
 //! * [`protocol`]: what they say to the host; the only part that the host links.
 //!
-//! Invariants: no threads (forks and namespaces need that), no async runtime, no TLS, no name
-//! resolution (a static glibc cannot), no unsafe code but in `sys`. Nothing here writes to a
+//! Invariants: no threads but in [`reach`] (forks and namespaces need that), no async runtime, no
+//! TLS, no name resolution (a static glibc cannot), no unsafe code but in `sys`. Nothing here writes to a
 //! folder of the host: all files live in tmpfs mounts that die with their namespaces.
 
+pub mod archive;
 mod cgroup;
+pub mod checks;
+pub mod container;
 mod init;
 pub mod probe;
 pub mod protocol;
+pub mod reach;
 pub mod react;
 mod setup;
 mod stage;

@@ -1,4 +1,4 @@
-//! `guest warden | probe | react …`: see the library.
+//! `guest warden | init | relay | pack | unpack | list | reach | probe | react …`: see the library.
 
 use std::process::ExitCode;
 
@@ -6,13 +6,17 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
         Some("warden") => guest::warden::run(),
+        Some("init") => guest::container::run(arguments),
+        Some("reach") => guest::reach::run(arguments),
+        Some("relay") => guest::container::relay(arguments),
+        Some(command @ ("pack" | "unpack" | "list")) => guest::archive::run(command, arguments),
         Some("probe") => guest::probe::run(),
         Some("react") => guest::react::run(arguments),
         _ => {
             use std::io::Write;
             let _ = writeln!(
                 std::io::stderr(),
-                "usage: guest warden | probe | react --help"
+                "usage: guest warden | init | relay | pack | unpack | list | reach | probe | react --help"
             );
             ExitCode::from(2)
         }

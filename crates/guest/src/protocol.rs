@@ -8,12 +8,12 @@
 //! **Host and warden** share one `SOCK_SEQPACKET` pair: one JSON message per packet, at most
 //! [`PACKET_BYTES_MAX`]; [`ToWarden::Create`] carries the descriptor of init's end of its stream.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Version of both protocols; said in [`Hello`] and [`FromWarden::Ready`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Most bytes of a frame's body.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// Bulk data goes in chunks of this many bytes.
@@ -26,6 +26,9 @@ pub const GUEST_PATH: &str = "/run/espalier/guest";
 pub const GATEWAY_SOCKET_PATH: &str = "/run/espalier/gateway.sock";
 /// The only user and group in a sandbox.
 pub const UID: u32 = 1000;
+/// Bytes of a streamed output, and of each direction of a tunnelled connection, that may be on
+/// their way before the receiver says that it took some.
+pub const WINDOW_BYTES: usize = 256 << 10;
 /// Processes that may run at the same time in one sandbox through `exec`.
 pub const EXECS_MAX: usize = 256;
 
@@ -52,6 +55,12 @@ pub enum Kind {
     PutEnd = 7,
     /// To init: read files; body is [`encode_path`] of the limit in bytes and the path.
     Get = 8,
+    /// To init: so many more bytes of a streamed output may be sent; body is `u32 LE`.
+    Credit = 9,
+    /// To init: the host is alive. No body.
+    Ping = 10,
+    /// To init: a standard input that was left open is complete.
+    StdinEnd = 11,
     /// From init, once, first: it is ready; body is [`Hello`].
     Hello = 64,
     /// From the child that could not become init: body is text.
@@ -76,10 +85,23 @@ pub enum Kind {
     GetDone = 74,
     /// From init, last: why it ends; body is text.
     Goodbye = 75,
+    /// From init: somebody connected to the gateway's port; the id names the connection from now
+    /// on, in a space of its own. Only where no socket of the host is at hand.
+    TunnelOpen = 76,
+    /// Both ways: bytes of a connection, at most [`WINDOW_BYTES`] before they are credited.
+    TunnelData = 77,
+    /// Both ways: the sender has no more bytes.
+    TunnelShut = 78,
+    /// Both ways: the connection is broken; forget it.
+    TunnelClose = 79,
+    /// Both ways: so many bytes were taken; body is `u32 LE`.
+    TunnelCredit = 80,
+    /// From init: the process took so many bytes of an open standard input; body is `u32 LE`.
+    StdinCredit = 81,
 }
 
 impl Kind {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 29] = [
         Self::Exec,
         Self::Stdin,
         Self::Run,
@@ -88,6 +110,9 @@ impl Kind {
         Self::PutData,
         Self::PutEnd,
         Self::Get,
+        Self::Credit,
+        Self::Ping,
+        Self::StdinEnd,
         Self::Hello,
         Self::SetupFailed,
         Self::ExecFailed,
@@ -100,6 +125,12 @@ impl Kind {
         Self::GetData,
         Self::GetDone,
         Self::Goodbye,
+        Self::TunnelOpen,
+        Self::TunnelData,
+        Self::TunnelShut,
+        Self::TunnelClose,
+        Self::TunnelCredit,
+        Self::StdinCredit,
     ];
 
     fn from_byte(byte: u8) -> Option<Self> {
@@ -261,6 +292,25 @@ pub fn decode_path(body: &[u8]) -> Result<(u64, &[u8]), ProtocolError> {
         .ok_or_else(|| ProtocolError::Body("a number and a path expected".to_owned()))
 }
 
+/// A number of bytes as a body.
+#[must_use]
+pub fn encode_count(bytes: usize) -> Vec<u8> {
+    u32::try_from(bytes)
+        .unwrap_or(u32::MAX)
+        .to_le_bytes()
+        .to_vec()
+}
+
+/// The inverse of [`encode_count`].
+///
+/// # Errors
+/// [`ProtocolError::Body`] when it has another length.
+pub fn decode_count(body: &[u8]) -> Result<usize, ProtocolError> {
+    body.try_into()
+        .map(|bytes| u32::from_le_bytes(bytes) as usize)
+        .map_err(|_| ProtocolError::Body("a count of 4 bytes expected".to_owned()))
+}
+
 /// What to run; see `sandbox::Exec`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecRequest {
@@ -276,6 +326,12 @@ pub struct ExecRequest {
     pub output_bytes_max: u64,
     /// Kill what the process leaves in the background when it ends by itself.
     pub end_background: bool,
+    /// Send output as it comes, within [`WINDOW_BYTES`] and what [`Kind::Credit`] adds; the
+    /// process waits when nobody takes it. `output_bytes_max` does not matter then. Standard input
+    /// is a pipe that stays open: it comes after [`Kind::Run`], within [`WINDOW_BYTES`] and what
+    /// [`Kind::StdinCredit`] adds, and ends with [`Kind::StdinEnd`].
+    #[serde(default)]
+    pub stream: bool,
 }
 
 /// How a process ended.
@@ -291,6 +347,10 @@ pub struct Exited {
     pub dropped_bytes: u64,
     /// Wall-clock seconds.
     pub seconds: f64,
+    /// Processes that the kernel killed meanwhile for lack of memory, where the sandbox can see
+    /// its own control group; else 0.
+    #[serde(default)]
+    pub memory_kills: u64,
 }
 
 /// Why a file operation failed.
@@ -307,6 +367,9 @@ pub struct FileFailure {
 pub struct Hello {
     /// [`VERSION`].
     pub version: u32,
+    /// What the image sets for every process; empty where there is no image.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
 }
 
 /// A sandbox to make.
@@ -332,6 +395,25 @@ pub struct Plan {
     pub gateway_socket: Option<PathBuf>,
     /// Port of the forwarder.
     pub gateway_port: u16,
+}
+
+/// A sandbox inside a container that somebody else made: the argument of `guest init`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerPlan {
+    /// Seconds until it ends.
+    pub deadline_s: u64,
+    /// It ends when it heard nothing for this long.
+    pub heartbeat_s: u64,
+    /// Writable folder of the task.
+    pub workspace: PathBuf,
+    /// Writable HOME.
+    pub home: PathBuf,
+    /// More folders to make and to give to the sandbox's user.
+    pub folders: Vec<PathBuf>,
+    /// Port whose connections are tunnelled to the gateway.
+    pub gateway_port: Option<u16>,
+    /// Where the one control connection is accepted; standard input and output when `None`.
+    pub control_socket: Option<PathBuf>,
 }
 
 /// From the host to the warden.

@@ -7,7 +7,7 @@ use std::{
     net::TcpListener,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     os::unix::fs::PermissionsExt,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use rustix::{
@@ -21,6 +21,7 @@ use rustix::{
 };
 
 use crate::{
+    checks::{check_limits, check_path},
     protocol::{GATEWAY_SOCKET_PATH, Plan, UID},
     stage::{Stage, attach, clone_read_only, clone_tree},
     sys,
@@ -70,41 +71,17 @@ pub(crate) struct Prepared<'a> {
 pub(crate) fn check_plan(plan: &Plan) -> Result<(), String> {
     let targets = plan.mounts.iter().map(|(_, target)| target);
     for path in targets.chain([&plan.workspace, &plan.home]) {
-        let plain = path.has_root()
-            && path != Path::new("/")
-            && path
-                .components()
-                .skip(1)
-                .all(|c| matches!(c, Component::Normal(_)));
-        if !plain {
-            return Err(format!(
-                "{}: expected an absolute path below / without . and ..",
-                path.display()
-            ));
-        }
-        if ["/proc", "/dev", "/run/espalier"]
-            .iter()
-            .any(|r| path.starts_with(r))
-        {
-            return Err(format!(
-                "{}: /proc, /dev and /run/espalier are ours",
-                path.display()
-            ));
-        }
+        check_path(path)?;
     }
     if plan.gateway_socket.is_some() && plan.gateway_port == 0 {
         return Err("gateway_port 0: expected the port of the forwarder".to_owned());
     }
-    if !(plan.cpu_cores.is_finite() && plan.cpu_cores > 0.0) {
-        return Err(format!(
-            "cpu_cores {}: expected more than 0",
-            plan.cpu_cores
-        ));
-    }
-    if plan.pids < 4 || plan.memory_bytes < 8 << 20 || plan.disk_bytes < 1 << 20 {
-        return Err("limits: expected pids >= 4, memory >= 8 MiB, disk >= 1 MiB".to_owned());
-    }
-    Ok(())
+    check_limits(
+        plan.memory_bytes,
+        plan.pids,
+        plan.cpu_cores,
+        plan.disk_bytes,
+    )
 }
 
 /// Makes this process PID 1 of a finished sandbox. Gives the forwarder's listener.
@@ -230,6 +207,8 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
     .step("/etc/passwd")?;
     let tree = clone_read_only(&passwd).step("/etc/passwd")?;
     attach(&tree, &root.join("etc/passwd")).step("/etc/passwd")?;
+    // Through its own name it could be written.
+    fs::remove_file(&passwd).step("/etc/passwd")?;
 
     for (tree, (source, target)) in prepared.mounts.iter().zip(&plan.mounts) {
         let step = format!("mounting {} at {}", source.display(), target.display());
@@ -273,6 +252,15 @@ fn network(plan: &Plan) -> Result<Option<TcpListener>, SetupError> {
     Ok(Some(listener))
 }
 
+/// 1, not 0: the kernel then writes no core file and does not start the host's core handler.
+pub(crate) fn no_core_files() -> Result<(), SetupError> {
+    let limit = Rlimit {
+        current: Some(1),
+        maximum: Some(1),
+    };
+    rustix::process::setrlimit(Resource::Core, limit).step("RLIMIT_CORE")
+}
+
 fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
     let limit = |resource, value| {
         rustix::process::setrlimit(
@@ -283,8 +271,7 @@ fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
             },
         )
     };
-    // 1, not 0: the kernel then writes no core file and does not start the host's core handler.
-    limit(Resource::Core, 1).step("RLIMIT_CORE")?;
+    no_core_files()?;
     let (memory, pids) = prepared.rlimits;
     if memory {
         limit(Resource::Data, prepared.plan.memory_bytes).step("RLIMIT_DATA")?;
@@ -295,7 +282,18 @@ fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
     Ok(())
 }
 
-fn drop_privileges() -> Result<(), SetupError> {
+/// From root to the sandbox's user, for good; the file system is somebody else's work.
+pub(crate) fn become_plain_user() -> Result<(), SetupError> {
+    let (uid, gid) = (Uid::from_raw(UID), Gid::from_raw(UID));
+    rustix::thread::set_thread_groups(&[]).step("setgroups")?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).step("setresgid")?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).step("setresuid")?;
+    drop_privileges()
+}
+
+/// Leaves no capability, no way to get one, and no way to look into this process.
+pub(crate) fn drop_privileges() -> Result<(), SetupError> {
+    let _ = rustix::process::umask(rustix::fs::Mode::WGRP | rustix::fs::Mode::WOTH);
     for bit in 0..64_u32 {
         let capability = CapabilitySet::from_bits_retain(1 << bit);
         // The kernel ends the list with EINVAL.

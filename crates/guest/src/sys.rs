@@ -125,11 +125,14 @@ pub(crate) fn child_signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Gives a program the signal state it expects: nothing blocked, SIGPIPE not ignored.
+/// Gives a program the signal state it expects: nothing blocked, nothing ignored, whatever our
+/// own runtime or whoever started the orchestrator (`nohup`) ignores.
 pub(crate) fn default_signals() {
     // SAFETY: SIG_DFL is a valid handler and the set is initialised by sigemptyset.
     unsafe {
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        for signal in 1..32 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const set, ptr::null_mut());

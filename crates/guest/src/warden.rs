@@ -29,7 +29,9 @@ use rustix::{
 use crate::{
     cgroup::{Group, GroupLimits, Places, own_prefix},
     init,
-    protocol::{Capabilities, Frame, FromWarden, Kind, PACKET_BYTES_MAX, Plan, ToWarden, VERSION},
+    protocol::{
+        Capabilities, Frame, FromWarden, Hello, Kind, PACKET_BYTES_MAX, Plan, ToWarden, VERSION,
+    },
     setup::{self, Prepared, check_plan},
     stage::{Refusal, Stage, all_namespaces, clone_read_only},
     sys,
@@ -431,17 +433,32 @@ fn child(prepared: &Prepared<'_>, go: &OwnedFd, control: OwnedFd) -> ! {
     }
     let stream = std::os::unix::net::UnixStream::from(control);
     let _ = rustix::thread::set_name(c"espalier-init");
-    match setup::run(prepared) {
-        Ok(listener) => {
+    let made = setup::run(prepared)
+        .map_err(|error| error.to_string())
+        .and_then(|listener| {
+            let control = init::Control::of_socket(&stream).map_err(|e| e.to_string())?;
+            Ok((listener, control))
+        });
+    match made {
+        Ok((listener, control)) => {
             // Whatever setup used is not for PID 1.
-            let mut keep = vec![0, 1, 2, stream.as_raw_fd()];
+            let mut keep = vec![0, 1, 2];
+            keep.extend(control.descriptors());
             keep.extend(listener.iter().map(AsRawFd::as_raw_fd));
             sys::close_all_but(&keep);
-            let deadline = Duration::from_secs(prepared.plan.deadline_s);
-            sys::exit_now(init::run(stream, listener, deadline))
+            let way_out = listener.map_or(init::WayOut::None, init::WayOut::Socket);
+            let ends = init::Ends {
+                deadline: Duration::from_secs(prepared.plan.deadline_s),
+                heartbeat: None,
+            };
+            let hello = Hello {
+                version: VERSION,
+                env: BTreeMap::new(),
+            };
+            sys::exit_now(init::run(control, way_out, ends, &hello))
         }
         Err(error) => {
-            let frame = Frame::new(Kind::SetupFailed, 0, error.to_string().into_bytes());
+            let frame = Frame::new(Kind::SetupFailed, 0, error.into_bytes());
             let bytes = frame.encode().unwrap_or_default();
             let _ = io::Write::write_all(&mut &stream, &bytes);
             sys::exit_now(1)

@@ -349,9 +349,9 @@ impl Runner {
             mounts: launch.mounts,
             workspace: job.task.workspace.clone(),
             home: job.task.home.clone(),
-            env: std::collections::BTreeMap::new(),
             gateway_socket: Some(settings.gateway_socket.clone()),
             gateway_port: settings.gateway_port,
+            ..Spec::default()
         };
         let make = async {
             let sandbox = self.provider.create(spec).await.inspect_err(|error| {

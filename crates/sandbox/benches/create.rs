@@ -12,18 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandbox::{Exec, LocalConfig, LocalProvider, Sandbox, SandboxError, Spec};
+use sandbox::{Exec, LocalConfig, LocalProvider, Provider, SandboxError, Spec};
 
 fn spec(number: usize) -> Spec {
     Spec {
         name: format!("bench-{number}"),
         limits: sandbox::Limits::default(),
-        mounts: Vec::new(),
-        workspace: "/workspace".into(),
-        home: "/home/agent".into(),
-        env: [].into(),
-        gateway_socket: None,
-        gateway_port: 0,
+        ..Spec::default()
     }
 }
 
@@ -122,8 +117,8 @@ async fn main() -> Result<(), SandboxError> {
     let meter = Meter::start(warden.clone());
     for number in 0..count {
         let begun = Instant::now();
-        let sandbox = provider.create_local(spec(number)).await?;
-        Box::new(sandbox).destroy().await;
+        let sandbox = provider.create(spec(number)).await?;
+        sandbox.destroy().await;
         walls.push(begun.elapsed());
     }
     meter.stop("create + destroy, one at a time", count);
@@ -145,7 +140,7 @@ async fn main() -> Result<(), SandboxError> {
     let meter = Meter::start(warden.clone());
     let mut all = Vec::new();
     for number in 0..count {
-        all.push(provider.create_local(spec(number)).await?);
+        all.push(provider.create(spec(number)).await?);
     }
     meter.stop("create, all kept", count);
     say(&format!(
@@ -170,7 +165,7 @@ async fn main() -> Result<(), SandboxError> {
         meter.stop("exec of `true`", count);
     }
     let meter = Meter::start(warden);
-    let ends = all.into_iter().map(|sandbox| Box::new(sandbox).destroy());
+    let ends = all.into_iter().map(|sandbox| sandbox.destroy());
     futures::future::join_all(ends).await;
     meter.stop("destroy, all at once", count);
     provider.close().await;

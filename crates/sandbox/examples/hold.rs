@@ -1,10 +1,14 @@
 //! Makes sandboxes with work inside, and more of them for ever, until it is killed: the victim
-//! of the leak test. `cargo run --release -p sandbox --example hold [N]`.
+//! of the leak tests. `cargo run --release -p sandbox --example hold [N]`. They are local ones, or
+//! containers of the engine `ESPALIER_HOLD_DOCKER` with the image `ESPALIER_HOLD_IMAGE`.
 
-use std::{io::Write, time::Duration};
+use std::time::Duration;
 
 use futures::future::join_all;
-use sandbox::{Exec, LocalConfig, LocalProvider, LocalSandbox, Sandbox, SandboxError, Spec};
+use sandbox::{
+    DockerConfig, DockerProvider, Exec, LocalConfig, LocalProvider, Provider, Sandbox,
+    SandboxError, Spec,
+};
 
 fn spec(name: String) -> Spec {
     Spec {
@@ -13,16 +17,11 @@ fn spec(name: String) -> Spec {
             deadline_s: 60,
             ..Default::default()
         },
-        mounts: Vec::new(),
-        workspace: "/workspace".into(),
-        home: "/home/agent".into(),
-        env: [].into(),
-        gateway_socket: None,
-        gateway_port: 0,
+        ..Spec::default()
     }
 }
 
-async fn work(sandbox: &LocalSandbox, seconds: u32) -> Result<(), SandboxError> {
+async fn work(sandbox: &dyn Sandbox, seconds: u32) -> Result<(), SandboxError> {
     let script = format!(
         "(setsid sh -c 'while :; do date > $HOME/file; sleep 0.05; done' &) ; \
          mkfifo pipe; (cat pipe &); (trap '' TERM HUP INT; sleep 1000) & sleep {seconds}"
@@ -40,14 +39,12 @@ async fn work(sandbox: &LocalSandbox, seconds: u32) -> Result<(), SandboxError> 
 }
 
 /// Holds one sandbox, or makes and destroys one after the other.
-async fn hold(provider: &LocalProvider, number: usize) -> Result<(), SandboxError> {
+async fn hold(provider: &dyn Provider, number: usize) -> Result<(), SandboxError> {
     let churns = number % 2 == 1;
     loop {
-        let sandbox = provider
-            .create_local(spec(format!("hold-{number}")))
-            .await?;
-        work(&sandbox, if churns { 0 } else { 1000 }).await?;
-        Box::new(sandbox).destroy().await;
+        let sandbox = provider.create(spec(format!("hold-{number}"))).await?;
+        work(&*sandbox, if churns { 0 } else { 1000 }).await?;
+        sandbox.destroy().await;
     }
 }
 
@@ -57,12 +54,17 @@ async fn main() -> Result<(), SandboxError> {
         .nth(1)
         .and_then(|n| n.parse().ok())
         .unwrap_or(4);
-    let provider = LocalProvider::start(LocalConfig::default()).await?;
-    let _ = writeln!(
-        std::io::stdout(),
-        "warden {:?}",
-        provider.warden_process_id()
-    );
-    let all = join_all((0..count).map(|number| hold(&provider, number))).await;
+    let provider: Box<dyn Provider> = match std::env::var("ESPALIER_HOLD_DOCKER") {
+        Ok(host) => Box::new(
+            DockerProvider::start(DockerConfig {
+                host: Some(host),
+                image: std::env::var("ESPALIER_HOLD_IMAGE").ok(),
+                ..DockerConfig::default()
+            })
+            .await?,
+        ),
+        Err(_) => Box::new(LocalProvider::start(LocalConfig::default()).await?),
+    };
+    let all = join_all((0..count).map(|number| hold(&*provider, number))).await;
     all.into_iter().collect()
 }

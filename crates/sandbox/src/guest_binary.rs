@@ -9,7 +9,8 @@ use std::{
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest"));
+/// The program's bytes.
+pub(crate) const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest"));
 
 /// A copy of the guest in memory; it can be started while this lives.
 #[derive(Debug)]

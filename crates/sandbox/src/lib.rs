@@ -9,6 +9,11 @@
 //! (docs/decisions/0002-warden.md says why), PID 1 in each sandbox, and here the asynchronous
 //! side that talks to both.
 //!
+//! [`DockerProvider`] is the kind of Docker-compatible engines: the guest is put into a container
+//! and speaks through its standard input and output.
+//!
+//! `tests/suite` is what all kinds promise; each runs it.
+//!
 //! Invariants:
 //! * Nothing survives: a sandbox ends with its handle, with this process (`kill -9` included),
 //!   with its deadline, and with the warden, whichever is first. No file is written to a folder
@@ -19,23 +24,37 @@
 //!
 //! Limits: [`LocalConfig::sandboxes_max`] sandboxes (more: [`SandboxError::Create`]), 256 `exec`s
 //! at a time in each (more: [`SandboxError::NotRunnable`]), 1 MiB of arguments and environment,
-//! 4 MiB on their way to a sandbox (senders wait), `output_bytes_max` of each output (the middle
+//! 4 MiB on their way to a sandbox (senders wait), 256 KiB of a streamed output or of a tunnelled
+//! connection each way (senders wait), `output_bytes_max` of each output (the middle
 //! is dropped and counted), `bytes_max` of a download (more: [`SandboxError::File`]).
 
+mod docker;
 mod doctor;
 mod guest_binary;
+mod inhabited;
+mod kind;
 mod local;
 mod stream;
+mod tunnel;
 mod warden;
 
+pub use docker::{DockerConfig, DockerProvider};
 pub use doctor::{Check, doctor};
-pub use guest::protocol::{Capabilities, Degraded, GATEWAY_SOCKET_PATH, GUEST_PATH};
-pub use local::{LocalConfig, LocalProvider, LocalSandbox};
+pub use guest::{
+    archive::{Entry, EntryKind},
+    protocol::{Capabilities, Degraded, GATEWAY_SOCKET_PATH, GUEST_PATH},
+};
+pub use kind::{SandboxConfig, start};
+pub use local::{LocalConfig, LocalProvider};
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::mpsc,
+};
 
 /// Limits of one sandbox. All are hard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -74,13 +93,19 @@ pub struct Mount {
     pub target: PathBuf,
 }
 
-/// What to make.
+/// What to make. All but the name has a default.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// A name for logs; unique among the living sandboxes of the provider.
     pub name: String,
+    /// What the root file system is made of: the name or id of an image that the engine or the
+    /// cluster can get. `None`: the kind's default, which for `local` is the host's system. Kinds
+    /// without images refuse one with [`SandboxError::Unsupported`].
+    pub image: Option<String>,
     /// Limits.
     pub limits: Limits,
+    /// Written before [`Provider::create`] gives the sandbox.
+    pub files: Vec<File>,
     /// Read-only mounts besides the system's.
     pub mounts: Vec<Mount>,
     /// Writable folder where tasks live; created, and the default working folder of `exec`.
@@ -96,6 +121,24 @@ pub struct Spec {
     pub gateway_socket: Option<PathBuf>,
     /// Port of the forwarder inside the sandbox.
     pub gateway_port: u16,
+}
+
+impl Default for Spec {
+    /// An empty workspace, no network.
+    fn default() -> Self {
+        Self {
+            name: "sandbox".to_owned(),
+            image: None,
+            limits: Limits::default(),
+            files: Vec::new(),
+            mounts: Vec::new(),
+            workspace: "/workspace".into(),
+            home: "/home/agent".into(),
+            env: BTreeMap::new(),
+            gateway_socket: None,
+            gateway_port: 8080,
+        }
+    }
 }
 
 /// A process to run. It is over when it ends itself: what it started in the background lives on
@@ -148,6 +191,43 @@ pub struct Output {
     pub seconds: f64,
 }
 
+/// A piece of the output of a running process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Chunk {
+    /// Of standard output.
+    Stdout(Vec<u8>),
+    /// Of standard error.
+    Stderr(Vec<u8>),
+}
+
+/// Limits of what is read from a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadLimits {
+    /// Bytes of all files together.
+    pub bytes_max: u64,
+    /// Files, folders and links together.
+    pub files_max: u64,
+    /// For the whole of it.
+    pub timeout: Duration,
+}
+
+impl Default for ReadLimits {
+    fn default() -> Self {
+        Self {
+            bytes_max: 256 << 20,
+            files_max: 100_000,
+            timeout: Duration::from_secs(120),
+        }
+    }
+}
+
+/// The files of a sandbox at one moment: workspace, HOME and `/tmp`. Processes are not in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Each folder and its content as a tar stream.
+    pub folders: Vec<(PathBuf, Vec<u8>)>,
+}
+
 /// A file to put into a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
@@ -177,6 +257,19 @@ pub enum SandboxError {
         name: String,
         /// What failed, with the system's reason.
         reason: String,
+    },
+    /// Whoever makes the sandboxes said no, and will go on saying so until somebody changes
+    /// something. Known early: nobody waits for a time limit.
+    #[error("sandbox {name} was refused ({cause}): {reason}; {hint}")]
+    Refused {
+        /// The sandbox.
+        name: String,
+        /// What kind of no.
+        cause: RefusalCause,
+        /// What was said.
+        reason: String,
+        /// What to do about it.
+        hint: String,
     },
     /// It has ended, or the connection with its guest broke. Infrastructure, never a reward.
     #[error("sandbox {name} is gone: {reason}")]
@@ -208,13 +301,41 @@ pub enum SandboxError {
     },
 }
 
+/// Why a sandbox was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RefusalCause {
+    /// The image is not there and cannot be got.
+    Image,
+    /// No node has room for it, or ever will have.
+    Unschedulable,
+    /// A quota is used up.
+    Quota,
+    /// We lack a permission.
+    Forbidden,
+    /// The description of the sandbox was not accepted.
+    Invalid,
+}
+
+impl std::fmt::Display for RefusalCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Image => "image",
+            Self::Unschedulable => "unschedulable",
+            Self::Quota => "quota",
+            Self::Forbidden => "forbidden",
+            Self::Invalid => "invalid",
+        })
+    }
+}
+
 /// Makes sandboxes of one kind.
 #[async_trait]
 pub trait Provider: Send + Sync + std::fmt::Debug {
     /// Makes a sandbox. Dropping the future leaves nothing behind.
     ///
     /// # Errors
-    /// [`SandboxError::Unsupported`] and [`SandboxError::Create`].
+    /// [`SandboxError::Unsupported`], [`SandboxError::Create`], [`SandboxError::Refused`], and
+    /// [`SandboxError::File`] when one of the files cannot be written.
     async fn create(&self, spec: Spec) -> Result<Box<dyn Sandbox>, SandboxError>;
 }
 
@@ -226,6 +347,83 @@ pub trait Sandbox: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`SandboxError::NotRunnable`], [`SandboxError::Gone`].
     async fn exec(&self, exec: Exec) -> Result<Output, SandboxError>;
+
+    /// Runs a process to its end, reads its standard input (after [`Exec::stdin`]) as it takes it,
+    /// and hands its output out as it comes. While nobody takes that, the process waits (its
+    /// timeout goes on). Dropping the future kills its process tree. The output that is returned has no bytes of stdout and
+    /// stderr. When the receiver is dropped, the rest of the output is thrown away.
+    ///
+    /// # Errors
+    /// As [`Sandbox::exec`]; [`SandboxError::Unsupported`] where the kind cannot.
+    async fn exec_streaming(
+        &self,
+        exec: Exec,
+        stdin: &mut (dyn AsyncRead + Send + Unpin),
+        chunks: mpsc::Sender<Chunk>,
+    ) -> Result<Output, SandboxError> {
+        let _ = (exec, stdin, chunks);
+        Err(not_offered("exec_streaming"))
+    }
+
+    /// Writes a tar stream into a folder, which is made. Files that are there are replaced; paths
+    /// that leave the folder are an error. It is read as fast as it is written there.
+    ///
+    /// # Errors
+    /// [`SandboxError::File`], [`SandboxError::Gone`]; [`SandboxError::Unsupported`] where the
+    /// kind cannot.
+    async fn upload_tar(
+        &self,
+        folder: PathBuf,
+        tar: &mut (dyn AsyncRead + Send + Unpin),
+    ) -> Result<(), SandboxError> {
+        let _ = (folder, tar);
+        Err(not_offered("upload_tar"))
+    }
+
+    /// Reads a folder as a tar stream, in order of names, as fast as the writer takes it. Links
+    /// that leave the folder, FIFOs and sockets are left out; hard links come as files.
+    ///
+    /// # Errors
+    /// [`SandboxError::File`] (also beyond the limits), [`SandboxError::Gone`];
+    /// [`SandboxError::Unsupported`] where the kind cannot.
+    async fn download_tar(
+        &self,
+        folder: PathBuf,
+        limits: ReadLimits,
+        into: &mut (dyn AsyncWrite + Send + Unpin),
+    ) -> Result<(), SandboxError> {
+        let _ = (folder, limits, into);
+        Err(not_offered("download_tar"))
+    }
+
+    /// What is below a folder, folders before what they hold.
+    ///
+    /// # Errors
+    /// As [`Sandbox::download_tar`].
+    async fn list(&self, folder: PathBuf, limits: ReadLimits) -> Result<Vec<Entry>, SandboxError> {
+        let _ = (folder, limits);
+        Err(not_offered("list"))
+    }
+
+    /// Copies all files of workspace, HOME and `/tmp` out.
+    ///
+    /// # Errors
+    /// As [`Sandbox::download_tar`].
+    async fn snapshot(&self, limits: ReadLimits) -> Result<Snapshot, SandboxError> {
+        let _ = limits;
+        Err(not_offered("snapshot"))
+    }
+
+    /// Writes the files of a snapshot; what is there and not in it stays.
+    ///
+    /// # Errors
+    /// As [`Sandbox::upload_tar`].
+    async fn restore(&self, snapshot: &Snapshot) -> Result<(), SandboxError> {
+        for (folder, tar) in &snapshot.folders {
+            self.upload_tar(folder.clone(), &mut tar.as_slice()).await?;
+        }
+        Ok(())
+    }
 
     /// Writes files.
     ///
@@ -248,4 +446,37 @@ pub trait Sandbox: Send + Sync + std::fmt::Debug {
 
     /// Ends all processes and removes everything; returns when nothing is left.
     async fn destroy(self: Box<Self>);
+}
+
+fn not_offered(what: &str) -> SandboxError {
+    SandboxError::Unsupported {
+        what: format!("this kind of sandbox has no {what}"),
+        hint: "use the kind local, docker or kubernetes".to_owned(),
+    }
+}
+
+/// What an engine or a cluster would take and we do not.
+fn check(spec: &Spec) -> Result<(), SandboxError> {
+    let invalid = |reason: String| SandboxError::Refused {
+        name: spec.name.clone(),
+        cause: RefusalCause::Invalid,
+        reason,
+        hint: "correct the recipe or the task".to_owned(),
+    };
+    let targets = spec.mounts.iter().map(|mount| &mount.target);
+    for path in targets.chain([&spec.workspace, &spec.home]) {
+        guest::checks::check_path(path).map_err(invalid)?;
+    }
+    if spec.gateway_socket.is_some() && spec.gateway_port == 0 {
+        let reason = "gateway_port 0: expected the port of the forwarder";
+        return Err(invalid(reason.to_owned()));
+    }
+    let limits = &spec.limits;
+    guest::checks::check_limits(
+        limits.memory_bytes,
+        limits.pids,
+        limits.cpu_cores,
+        limits.disk_bytes,
+    )
+    .map_err(invalid)
 }

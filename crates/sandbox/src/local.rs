@@ -1,29 +1,25 @@
 //! The local kind: namespaces on this machine.
 
 use std::{
-    collections::BTreeMap,
     os::{fd::OwnedFd, unix::net::UnixStream},
-    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
-use guest::protocol::{Capabilities, ExecRequest, Plan};
+use guest::protocol::{Capabilities, Plan};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::{
-    Exec, Exit, File, Output, Provider, Sandbox, SandboxError, Spec,
-    stream::{Answer, Broken, Stream},
+    Provider, Sandbox, SandboxError, Spec,
+    inhabited::{Inhabited, Shell},
+    stream::{Stream, StreamSettings},
     warden::{Made, Warden},
 };
 
-/// For PID 1 to say that the sandbox is ready.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
 /// For the warden to say why a sandbox ended, after its stream broke.
 const REASON_TIMEOUT: Duration = Duration::from_secs(2);
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Settings of the local kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,16 +134,13 @@ fn plan(spec: &Spec) -> Plan {
 #[async_trait]
 impl Provider for LocalProvider {
     async fn create(&self, spec: Spec) -> Result<Box<dyn Sandbox>, SandboxError> {
-        Ok(Box::new(self.create_local(spec).await?))
-    }
-}
-
-impl LocalProvider {
-    /// [`Provider::create`] with the type of this kind.
-    ///
-    /// # Errors
-    /// [`SandboxError::Create`].
-    pub async fn create_local(&self, spec: Spec) -> Result<LocalSandbox, SandboxError> {
+        if let Some(image) = &spec.image {
+            return Err(SandboxError::Unsupported {
+                what: format!("image {image}: the kind local has none but the host's system"),
+                hint: "use the kind docker or kubernetes, or leave `image` out".to_owned(),
+            });
+        }
+        crate::check(&spec)?;
         let failed = |reason: String| SandboxError::Create {
             name: spec.name.clone(),
             reason,
@@ -164,51 +157,31 @@ impl LocalProvider {
         let made = warden
             .make(&spec.name, plan(&spec), OwnedFd::from(theirs))
             .await?;
-        let (stream, hello) = Stream::start(ours, &warden.tasks)
+        let ours = ours
+            .set_nonblocking(true)
+            .and_then(|()| tokio::net::UnixStream::from_std(ours))
             .map_err(|e| failed(format!("watching its control stream: {e}")))?;
-        let mut env = BTreeMap::from([
-            ("PATH".to_owned(), PATH.to_owned()),
-            ("HOME".to_owned(), spec.home.to_string_lossy().into_owned()),
-            ("LANG".to_owned(), "C.UTF-8".to_owned()),
-        ]);
-        env.extend(spec.env.clone());
-        let sandbox = LocalSandbox {
-            name: spec.name.clone(),
-            workspace: spec.workspace.clone(),
-            env,
-            stream,
-            made,
-        };
-        match timeout(HELLO_TIMEOUT, hello).await {
-            Ok(Ok(Answer::Hello)) => Ok(sandbox),
-            Ok(Ok(Answer::SetupFailed(reason))) => Err(failed(reason)),
-            Ok(Ok(other)) => Err(failed(format!("unexpected first word {other:?}"))),
-            Ok(Err(_)) => {
-                let reason = sandbox
-                    .end_reason("its first process ended without a word")
-                    .await;
-                Err(failed(reason))
-            }
-            Err(_) => Err(failed(format!("it was not ready after {HELLO_TIMEOUT:?}"))),
-        }
+        let (reader, writer) = ours.into_split();
+        let (stream, hello) =
+            Stream::start(reader, writer, StreamSettings::default(), &warden.tasks);
+        Ok(Box::new(
+            Inhabited::start(spec, stream, hello, Box::new(made)).await?,
+        ))
     }
 }
 
-/// A living sandbox of the local kind.
-#[derive(Debug)]
-pub struct LocalSandbox {
-    name: String,
-    workspace: PathBuf,
-    env: BTreeMap<String, String>,
-    // Before `made`: closing the stream and asking the warden go in this order.
-    stream: Stream,
-    made: Made,
-}
+#[async_trait]
+impl Shell for Made {
+    async fn end_reason(&self) -> Option<String> {
+        let mut ended = self.ended.clone();
+        match timeout(REASON_TIMEOUT, ended.wait_for(Option::is_some)).await {
+            Ok(Ok(reason)) => reason.clone(),
+            _ => None,
+        }
+    }
 
-impl LocalSandbox {
-    /// Out-of-memory kills so far; 0 where nobody counts them.
     fn memory_kills(&self) -> u64 {
-        let Some(path) = &self.made.memory_events else {
+        let Some(path) = &self.memory_events else {
             return 0;
         };
         let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -217,100 +190,8 @@ impl LocalSandbox {
             .unwrap_or(0)
     }
 
-    /// Why it ended, from whoever knows best.
-    async fn end_reason(&self, otherwise: &str) -> String {
-        if let Some(goodbye) = self.stream.goodbye() {
-            return goodbye;
-        }
-        let mut ended = self.made.ended.clone();
-        match timeout(REASON_TIMEOUT, ended.wait_for(Option::is_some)).await {
-            Ok(Ok(reason)) => reason.clone().unwrap_or_else(|| otherwise.to_owned()),
-            _ => otherwise.to_owned(),
-        }
-    }
-
-    async fn gone(&self, Broken(what): Broken) -> SandboxError {
-        SandboxError::Gone {
-            name: self.name.clone(),
-            reason: self.end_reason(&what).await,
-        }
-    }
-
-    async fn unexpected(&self, answer: Answer) -> SandboxError {
-        match answer {
-            Answer::FileFailed(failure) => SandboxError::File {
-                name: self.name.clone(),
-                path: failure.path,
-                reason: failure.reason,
-            },
-            other => self.gone(Broken(format!("it answered {other:?}"))).await,
-        }
-    }
-}
-
-#[async_trait]
-impl Sandbox for LocalSandbox {
-    async fn exec(&self, exec: Exec) -> Result<Output, SandboxError> {
-        let not_runnable = |reason: String| SandboxError::NotRunnable {
-            name: self.name.clone(),
-            program: exec.argv.first().cloned().unwrap_or_default(),
-            reason,
-        };
-        let cwd = exec.cwd.as_deref().unwrap_or(&self.workspace);
-        let cwd = Path::to_str(cwd)
-            .ok_or_else(|| not_runnable(format!("{}: the path is not UTF-8", cwd.display())))?;
-        let mut env = self.env.clone();
-        env.extend(exec.env.clone());
-        let request = ExecRequest {
-            argv: exec.argv.clone(),
-            cwd: cwd.to_owned(),
-            env: env.into_iter().collect(),
-            timeout_ms: u64::try_from(exec.timeout.as_millis()).unwrap_or(u64::MAX),
-            output_bytes_max: exec.output_bytes_max as u64,
-            end_background: exec.end_background,
-        };
-        let memory_kills = self.memory_kills();
-        match self.stream.exec(&request, &exec.stdin).await {
-            Ok(Answer::Exited {
-                stdout,
-                stderr,
-                exited,
-            }) => Ok(Output {
-                exit: match (exited.timed_out, exited.code, exited.signal) {
-                    (true, _, _) => Exit::TimedOut,
-                    (_, Some(code), _) => Exit::Code(code),
-                    (_, None, signal) => Exit::Signal(signal.unwrap_or_default()),
-                },
-                stdout,
-                stderr,
-                dropped_bytes: exited.dropped_bytes,
-                out_of_memory: self.memory_kills() > memory_kills,
-                seconds: exited.seconds,
-            }),
-            Ok(Answer::NotRunnable(reason)) => Err(not_runnable(reason)),
-            Ok(other) => Err(self.unexpected(other).await),
-            Err(broken) => Err(self.gone(broken).await),
-        }
-    }
-
-    async fn upload(&self, files: Vec<File>) -> Result<(), SandboxError> {
-        match self.stream.put(&files).await {
-            Ok(Answer::Put) => Ok(()),
-            Ok(other) => Err(self.unexpected(other).await),
-            Err(broken) => Err(self.gone(broken).await),
-        }
-    }
-
-    async fn download(&self, path: PathBuf, bytes_max: u64) -> Result<Vec<File>, SandboxError> {
-        match self.stream.get(&path, bytes_max).await {
-            Ok(Answer::Files(files)) => Ok(files),
-            Ok(other) => Err(self.unexpected(other).await),
-            Err(broken) => Err(self.gone(broken).await),
-        }
-    }
-
     fn memory_peak_bytes(&self) -> Option<u64> {
-        let group = self.made.memory_events.as_ref()?.parent()?;
+        let group = self.memory_events.as_ref()?.parent()?;
         ["memory.peak", "memory.max_usage_in_bytes"]
             .iter()
             .find_map(|name| std::fs::read_to_string(group.join(name)).ok())
@@ -318,8 +199,6 @@ impl Sandbox for LocalSandbox {
     }
 
     async fn destroy(self: Box<Self>) {
-        let Self { stream, made, .. } = *self;
-        drop(stream);
-        made.destroy().await;
+        (*self).destroy().await;
     }
 }

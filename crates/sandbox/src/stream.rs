@@ -3,33 +3,33 @@
 use std::{
     collections::HashMap,
     ffi::OsString,
-    os::unix::{ffi::OsStringExt, net::UnixStream as StdUnixStream},
+    os::unix::ffi::OsStringExt,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use guest::protocol::{
     BODY_BYTES_MAX, CHUNK_BYTES, Decoder, ExecRequest, Exited, FileFailure, Frame, Hello, Kind,
-    VERSION, decode_path, encode_path,
+    VERSION, WINDOW_BYTES, decode_count, decode_path, encode_count, encode_path,
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{
-        UnixStream,
-        unix::{OwnedReadHalf, OwnedWriteHalf},
-    },
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch},
+    time::MissedTickBehavior,
 };
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
 };
 
-use crate::File;
+use crate::{Chunk, File, inhabited::next_piece, tunnel::Tunnels};
 
+/// Read of an open standard input at a time.
+const PIECE_BYTES: usize = 32 << 10;
 /// Bulk bytes on their way to a sandbox.
 const QUEUE_BYTES_MAX: usize = 4 << 20;
 
@@ -45,7 +45,7 @@ pub(crate) enum Answer {
     Put,
     Files(Vec<File>),
     FileFailed(FileFailure),
-    Hello,
+    Hello(Hello),
     SetupFailed(String),
 }
 
@@ -65,11 +65,25 @@ struct Partial {
 struct Operation {
     partial: Partial,
     sender: oneshot::Sender<Answer>,
+    /// How much more of an open standard input may be sent.
+    credit: Option<Arc<Semaphore>>,
+    /// Where output goes as it comes. The guest sends no more than its window before it hears of
+    /// credit, so this cannot grow.
+    chunks: Option<mpsc::UnboundedSender<Chunk>>,
+}
+
+/// What differs between the ways to a guest.
+#[derive(Debug, Default)]
+pub(crate) struct StreamSettings {
+    /// Say that we live, this often; never when `None`.
+    pub(crate) ping_every: Option<Duration>,
+    /// The gateway's socket here, for guests that tunnel to it.
+    pub(crate) gateway_socket: Option<PathBuf>,
 }
 
 /// Bytes to write. A bulk frame holds its share of the queue until it is written.
 #[derive(Debug)]
-struct Outgoing {
+pub(crate) struct Outgoing {
     bytes: Vec<u8>,
     _room: Option<OwnedSemaphorePermit>,
 }
@@ -84,6 +98,7 @@ struct Operations {
 struct Shared {
     operations: Mutex<Operations>,
     goodbye: watch::Sender<Option<String>>,
+    tunnels: Tunnels,
 }
 
 /// The stream. Dropping it closes it, which ends the sandbox.
@@ -101,6 +116,19 @@ impl Shared {
         self.operations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Outgoing {
+    pub(crate) fn send(
+        queue: &mpsc::UnboundedSender<Self>,
+        frame: &Frame,
+        room: Option<OwnedSemaphorePermit>,
+    ) {
+        // Every body is within the limit: chunks are cut by us, requests are checked.
+        if let Ok(bytes) = frame.encode() {
+            let _ = queue.send(Self { bytes, _room: room });
+        }
     }
 }
 
@@ -125,11 +153,11 @@ impl Stream {
     /// Takes over a connected stream; the first answer is [`Answer::Hello`] or
     /// [`Answer::SetupFailed`].
     pub(crate) fn start(
-        stream: StdUnixStream,
+        reader: impl AsyncRead + Send + Unpin + 'static,
+        writer: impl AsyncWrite + Send + Unpin + 'static,
+        settings: StreamSettings,
         tasks: &TaskTracker,
-    ) -> std::io::Result<(Self, oneshot::Receiver<Answer>)> {
-        stream.set_nonblocking(true)?;
-        let (reader, writer) = UnixStream::from_std(stream)?.into_split();
+    ) -> (Self, oneshot::Receiver<Answer>) {
         let (sender, hello) = oneshot::channel();
         let mut operations = Operations::default();
         operations.open.insert(
@@ -137,19 +165,28 @@ impl Stream {
             Operation {
                 partial: Partial::default(),
                 sender,
+                credit: None,
+                chunks: None,
             },
         );
+        let (queue, outgoing) = mpsc::unbounded_channel();
+        let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
             operations: Mutex::new(operations),
             goodbye: watch::channel(None).0,
+            tunnels: Tunnels::new(
+                settings.gateway_socket,
+                queue.clone(),
+                tasks.clone(),
+                stop.clone(),
+            ),
         });
-        let (queue, outgoing) = mpsc::unbounded_channel();
-        let stop = CancellationToken::new();
         tasks.spawn(carry(
             Arc::clone(&shared),
             reader,
             writer,
             outgoing,
+            settings.ping_every,
             stop.clone(),
         ));
         let stream = Self {
@@ -159,7 +196,7 @@ impl Stream {
             next_id: AtomicU32::new(1),
             _stop: stop.drop_guard(),
         };
-        Ok((stream, hello))
+        (stream, hello)
     }
 
     /// What PID 1 said last, if it said goodbye.
@@ -175,10 +212,7 @@ impl Stream {
     }
 
     fn push(&self, frame: &Frame, room: Option<OwnedSemaphorePermit>) {
-        // Every body is within the limit: chunks are cut here, requests are checked.
-        if let Ok(bytes) = frame.encode() {
-            let _ = self.queue.send(Outgoing { bytes, _room: room });
-        }
+        Outgoing::send(&self.queue, frame, room);
     }
 
     async fn push_bulk(&self, kind: Kind, id: u32, bytes: &[u8]) {
@@ -192,7 +226,11 @@ impl Stream {
         }
     }
 
-    fn begin(&self) -> Result<(Cancel<'_>, oneshot::Receiver<Answer>), Broken> {
+    fn begin(
+        &self,
+        streamed: Option<(mpsc::UnboundedSender<Chunk>, Arc<Semaphore>)>,
+    ) -> Result<(Cancel<'_>, oneshot::Receiver<Answer>), Broken> {
+        let (chunks, credit) = streamed.unzip();
         let (sender, receiver) = oneshot::channel();
         let mut operations = self.shared.operations();
         if operations.broken {
@@ -208,6 +246,8 @@ impl Stream {
             Operation {
                 partial: Partial::default(),
                 sender,
+                credit,
+                chunks,
             },
         );
         Ok((
@@ -220,29 +260,116 @@ impl Stream {
         ))
     }
 
-    async fn finish(
+    /// Sends a request and its standard input; `None` when all of it is on its way.
+    async fn ask(
         &self,
-        mut cancel: Cancel<'_>,
-        receiver: oneshot::Receiver<Answer>,
-    ) -> Result<Answer, Broken> {
-        let answer = receiver.await;
-        cancel.armed = false;
-        answer.map_err(|_| self.broken())
-    }
-
-    /// Runs a process. Dropping the future kills it.
-    pub(crate) async fn exec(&self, request: &ExecRequest, stdin: &[u8]) -> Result<Answer, Broken> {
-        let (cancel, receiver) = self.begin()?;
-        let frame = Frame::json(Kind::Exec, cancel.id, request);
+        id: u32,
+        request: &ExecRequest,
+        stdin: &mut (dyn AsyncRead + Send + Unpin),
+    ) -> Option<Answer> {
+        let frame = Frame::json(Kind::Exec, id, request);
         if frame.body.len() > BODY_BYTES_MAX {
-            return Ok(Answer::NotRunnable(format!(
+            return Some(Answer::NotRunnable(format!(
                 "its arguments and environment are over {BODY_BYTES_MAX} bytes"
             )));
         }
         self.push(&frame, None);
-        self.push_bulk(Kind::Stdin, cancel.id, stdin).await;
-        self.push(&Frame::new(Kind::Run, cancel.id, Vec::new()), None);
-        self.finish(cancel, receiver).await
+        let mut piece = Vec::new();
+        loop {
+            if let Err(error) = next_piece(stdin, &mut piece, CHUNK_BYTES).await {
+                return Some(Answer::NotRunnable(format!(
+                    "reading its standard input here: {error}"
+                )));
+            }
+            if piece.is_empty() {
+                break;
+            }
+            self.push_bulk(Kind::Stdin, id, &piece).await;
+        }
+        self.push(&Frame::new(Kind::Run, id, Vec::new()), None);
+        None
+    }
+
+    /// Runs a process. Dropping the future kills it.
+    pub(crate) async fn exec(&self, request: &ExecRequest, stdin: &[u8]) -> Result<Answer, Broken> {
+        let (cancel, mut receiver) = self.begin(None)?;
+        let mut stdin = stdin;
+        // It may fail before its input is complete (no memory left for it).
+        tokio::select! {
+            biased;
+            early = self.ask(cancel.id, request, &mut stdin) => if let Some(answer) = early {
+                return Ok(answer);
+            },
+            answer = &mut receiver => return self.finished(cancel, answer),
+        }
+        let answer = receiver.await;
+        self.finished(cancel, answer)
+    }
+
+    /// Runs a process and hands its output out. Dropping the future kills it.
+    pub(crate) async fn exec_streaming(
+        &self,
+        request: &ExecRequest,
+        stdin: &mut (dyn AsyncRead + Send + Unpin),
+        chunks: &mpsc::Sender<Chunk>,
+    ) -> Result<Answer, Broken> {
+        let (sender, mut arrived) = mpsc::unbounded_channel();
+        let credit = Arc::new(Semaphore::new(WINDOW_BYTES));
+        let (cancel, receiver) = self.begin(Some((sender, Arc::clone(&credit))))?;
+        // Its standard input is what comes after it began.
+        if let Some(answer) = self.ask(cancel.id, request, &mut tokio::io::empty()).await {
+            return Ok(answer);
+        }
+        let take = async {
+            // Ends with the operation, which holds the sender.
+            while let Some(chunk) = arrived.recv().await {
+                let (Chunk::Stdout(bytes) | Chunk::Stderr(bytes)) = &chunk;
+                let credit = encode_count(bytes.len());
+                // Nobody there any more: the rest is thrown away.
+                let _ = chunks.send(chunk).await;
+                self.push(&Frame::new(Kind::Credit, cancel.id, credit), None);
+            }
+            receiver.await
+        };
+        let answer = tokio::select! {
+            answer = take => answer,
+            never = self.give(cancel.id, stdin, &credit) => match never {},
+        };
+        self.finished(cancel, answer)
+    }
+
+    /// Sends standard input as the process takes it. It may end before; then nobody takes it.
+    async fn give(
+        &self,
+        id: u32,
+        stdin: &mut (dyn AsyncRead + Send + Unpin),
+        credit: &Semaphore,
+    ) -> std::convert::Infallible {
+        let mut piece = vec![0; PIECE_BYTES];
+        // Never closed, and a piece is smaller than the window.
+        while let Ok(mut room) = credit.acquire_many(PIECE_BYTES as u32).await {
+            // A source that fails is one that ends.
+            let count = stdin.read(&mut piece).await.unwrap_or(0);
+            if count == 0 {
+                break;
+            }
+            if let Some(used) = room.split(count) {
+                used.forget();
+            }
+            let bytes = piece.get(..count).unwrap_or_default().to_vec();
+            self.push(&Frame::new(Kind::Stdin, id, bytes), None);
+        }
+        self.push(&Frame::new(Kind::StdinEnd, id, Vec::new()), None);
+        std::future::pending().await
+    }
+
+    fn finished(
+        &self,
+        mut cancel: Cancel<'_>,
+        answer: Result<Answer, oneshot::error::RecvError>,
+    ) -> Result<Answer, Broken> {
+        cancel.armed = false;
+        answer.map_err(|_| self.broken())
     }
 
     /// Writes files, in order; the first failure is the answer.
@@ -250,7 +377,7 @@ impl Stream {
         use std::os::unix::ffi::OsStrExt;
         let mut begun = Vec::with_capacity(files.len());
         for file in files {
-            let (cancel, receiver) = self.begin()?;
+            let (cancel, receiver) = self.begin(None)?;
             let body = encode_path(u64::from(file.mode), file.path.as_os_str().as_bytes());
             self.push(&Frame::new(Kind::Put, cancel.id, body), None);
             self.push_bulk(Kind::PutData, cancel.id, &file.content)
@@ -259,7 +386,8 @@ impl Stream {
             begun.push((cancel, receiver));
         }
         for (cancel, receiver) in begun {
-            match self.finish(cancel, receiver).await? {
+            let answer = receiver.await;
+            match self.finished(cancel, answer)? {
                 Answer::Put => {}
                 failed => return Ok(failed),
             }
@@ -274,43 +402,69 @@ impl Stream {
         bytes_max: u64,
     ) -> Result<Answer, Broken> {
         use std::os::unix::ffi::OsStrExt;
-        let (cancel, receiver) = self.begin()?;
+        let (cancel, receiver) = self.begin(None)?;
         let body = encode_path(bytes_max, path.as_os_str().as_bytes());
         self.push(&Frame::new(Kind::Get, cancel.id, body), None);
-        self.finish(cancel, receiver).await
+        let answer = receiver.await;
+        self.finished(cancel, answer)
     }
 }
 
 /// Reads and writes until the stream breaks or we stop.
 async fn carry(
     shared: Arc<Shared>,
-    reader: OwnedReadHalf,
-    writer: OwnedWriteHalf,
+    reader: impl AsyncRead + Send + Unpin,
+    writer: impl AsyncWrite + Send + Unpin,
     outgoing: mpsc::UnboundedReceiver<Outgoing>,
+    ping_every: Option<Duration>,
     stop: CancellationToken,
 ) {
     tokio::select! {
         () = read(&shared, reader) => {}
-        () = write(writer, outgoing) => {}
+        () = write(writer, outgoing, ping_every) => {}
         () = stop.cancelled() => {}
     }
+    // Connections through the tunnel end with the stream.
+    stop.cancel();
     let mut operations = shared.operations();
     operations.broken = true;
     // Dropping the senders tells everybody who waits.
     operations.open.clear();
 }
 
-async fn write(mut writer: OwnedWriteHalf, mut outgoing: mpsc::UnboundedReceiver<Outgoing>) {
-    while let Some(next) = outgoing.recv().await {
-        if writer.write_all(&next.bytes).await.is_err() {
-            // The reading side will see the end, after whatever was said before it.
-            std::future::pending::<()>().await;
+async fn write(
+    mut writer: impl AsyncWrite + Unpin,
+    mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
+    ping_every: Option<Duration>,
+) {
+    let ping = Frame::new(Kind::Ping, 0, Vec::new()).encode();
+    let ping = ping.unwrap_or_default();
+    // A year is never.
+    let every = ping_every.unwrap_or(Duration::from_secs(365 * 24 * 3600));
+    let mut pings = tokio::time::interval(every);
+    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    pings.reset();
+    loop {
+        let written = tokio::select! {
+            next = outgoing.recv() => match next {
+                Some(next) => writer.write_all(&next.bytes).await,
+                None => break,
+            },
+            _ = pings.tick() => writer.write_all(&ping).await,
+        };
+        let flushed = match written {
+            Ok(()) if outgoing.is_empty() => writer.flush().await,
+            other => other,
+        };
+        if flushed.is_err() {
+            break;
         }
     }
+    // The reading side will see the end, after whatever was said before it.
     std::future::pending::<()>().await;
 }
 
-async fn read(shared: &Shared, mut reader: OwnedReadHalf) {
+async fn read(shared: &Arc<Shared>, mut reader: impl AsyncRead + Unpin) {
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -347,12 +501,32 @@ fn hear(shared: &Shared, frame: Frame) -> Result<(), String> {
         shared.goodbye.send_replace(Some(text(&frame)));
         return Ok(());
     }
+    if matches!(
+        frame.kind,
+        Kind::TunnelOpen
+            | Kind::TunnelData
+            | Kind::TunnelShut
+            | Kind::TunnelClose
+            | Kind::TunnelCredit
+    ) {
+        return shared.tunnels.hear(frame);
+    }
     let mut operations = shared.operations();
     let Some(operation) = operations.open.get_mut(&frame.id) else {
         return Ok(());
     };
     let partial = &mut operation.partial;
     let answer = match frame.kind {
+        Kind::Stdout | Kind::Stderr if operation.chunks.is_some() => {
+            let chunk = match frame.kind {
+                Kind::Stdout => Chunk::Stdout(frame.body),
+                _ => Chunk::Stderr(frame.body),
+            };
+            if let Some(chunks) = &operation.chunks {
+                let _ = chunks.send(chunk);
+            }
+            return Ok(());
+        }
         Kind::Stdout => {
             partial.stdout.extend_from_slice(&frame.body);
             return Ok(());
@@ -377,6 +551,16 @@ fn hear(shared: &Shared, frame: Frame) -> Result<(), String> {
             }
             return Ok(());
         }
+        Kind::StdinCredit => {
+            let bytes = decode_count(&frame.body).map_err(parsed)?;
+            if bytes > WINDOW_BYTES {
+                return Err(format!("a credit of {bytes} bytes, more than the window"));
+            }
+            if let Some(credit) = &operation.credit {
+                credit.add_permits(bytes);
+            }
+            return Ok(());
+        }
         Kind::Exited => Answer::Exited {
             exited: frame.parse().map_err(parsed)?,
             stdout: std::mem::take(&mut partial.stdout),
@@ -395,7 +579,7 @@ fn hear(shared: &Shared, frame: Frame) -> Result<(), String> {
                     hello.version
                 ));
             }
-            Answer::Hello
+            Answer::Hello(hello)
         }
         other => return Err(format!("unexpected frame {other:?}")),
     };

@@ -22,12 +22,10 @@ pub fn spec(task: &Task, name: String, limits: Limits) -> Spec {
     Spec {
         name,
         limits,
-        mounts: Vec::new(),
         workspace: task.workspace.clone(),
         home: task.home.clone(),
         env: task.environment.env.clone(),
-        gateway_socket: None,
-        gateway_port: 0,
+        ..Spec::default()
     }
 }
 

@@ -20,21 +20,26 @@ use rustix::{
     fs::{MemfdFlags, memfd_create},
     io::Errno,
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair},
+    process::{Pid, Signal, kill_process},
 };
 
 use super::supervise::supervise;
 use crate::{
-    protocol::{CHUNK_BYTES, ExecRequest, Exited, Frame, Kind},
+    protocol::{CHUNK_BYTES, ExecRequest, Exited, Frame, Kind, WINDOW_BYTES},
     sys,
 };
 
 /// The longest a process may run when nobody said: the sandbox ends long before.
 const TIMEOUT_MAX: Duration = Duration::from_secs(u32::MAX as u64);
 
+/// For a supervisor to kill its tree.
+const SUPERVISOR_GRACE: Duration = Duration::from_secs(8);
+
 /// A descriptor of a running process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     Supervisor,
+    Stdin,
     Stdout,
     Stderr,
 }
@@ -94,6 +99,14 @@ impl Halves {
     }
 }
 
+/// The writing end of an open standard input, and what waits for it.
+#[derive(Debug)]
+struct Input {
+    pipe: OwnedFd,
+    waiting: VecDeque<u8>,
+    ended: bool,
+}
+
 /// A process and what is known of it.
 #[derive(Debug)]
 pub(super) struct Running {
@@ -102,10 +115,17 @@ pub(super) struct Running {
     stderr: Option<OwnedFd>,
     kept_stdout: Halves,
     kept_stderr: Halves,
+    /// Bytes of output that may be sent now; `None` when output is kept to the end.
+    window: Option<usize>,
+    input: Option<Input>,
+    memory_kills: u64,
     started: Instant,
     deadline: Instant,
+    supervisor_pid: Pid,
     killed: bool,
     timed_out: bool,
+    /// When everything is killed, because the supervisor did not do it.
+    kill_all_at: Option<Instant>,
 }
 
 /// Frames to send, and pipes that background processes still write to.
@@ -124,6 +144,43 @@ pub(super) fn add_stdin(file: &mut Option<File>, bytes: &[u8]) -> io::Result<()>
     file.write_all(bytes)
 }
 
+/// Processes that the kernel killed in our control group for lack of memory, if we can see it.
+fn memory_kills() -> u64 {
+    let files = [
+        "/sys/fs/cgroup/memory.events",
+        "/sys/fs/cgroup/memory/memory.oom_control",
+    ];
+    let text = files.iter().find_map(|f| std::fs::read_to_string(f).ok());
+    text.as_deref()
+        .unwrap_or_default()
+        .lines()
+        .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// Reads once, at most `bytes_max`, and makes a frame of it; closes the pipe at its end.
+fn read_chunk(
+    pipe: &mut Option<OwnedFd>,
+    (kind, id): (Kind, u32),
+    bytes_max: usize,
+    scratch: &mut [u8],
+) -> Option<Frame> {
+    let room = bytes_max.min(scratch.len());
+    match rustix::io::read(pipe.as_ref()?, scratch.get_mut(..room)?) {
+        Ok(0) => *pipe = None,
+        Ok(count) => {
+            return Some(Frame::new(
+                kind,
+                id,
+                scratch.get(..count).unwrap_or_default().to_vec(),
+            ));
+        }
+        Err(Errno::INTR | Errno::AGAIN) => {}
+        Err(_) => *pipe = None,
+    }
+    None
+}
+
 /// Reads until the pipe is empty for now; closes it at its end.
 fn read_pipe(pipe: &mut Option<OwnedFd>, kept: &mut Halves, scratch: &mut [u8], reads_max: u32) {
     for _ in 0..reads_max {
@@ -140,7 +197,20 @@ fn read_pipe(pipe: &mut Option<OwnedFd>, kept: &mut Halves, scratch: &mut [u8], 
 
 impl Running {
     pub(super) fn start(request: &ExecRequest, stdin: Option<File>) -> io::Result<Self> {
+        let (stdin, input) = if request.stream {
+            let (read, pipe) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+            rustix::io::ioctl_fionbio(&pipe, true)?;
+            let input = Input {
+                pipe,
+                waiting: VecDeque::new(),
+                ended: false,
+            };
+            (Some(File::from(read)), Some(input))
+        } else {
+            (stdin, None)
+        };
         let stdin = match stdin {
+            Some(file) if input.is_some() => file,
             Some(mut file) => {
                 file.seek(SeekFrom::Start(0))?;
                 file
@@ -161,10 +231,10 @@ impl Running {
         let (stdout, stdout_write) = pipe()?;
         let (stderr, stderr_write) = pipe()?;
         let started = Instant::now();
-        match sys::fork()? {
+        let supervisor_pid = match sys::fork()? {
             sys::Fork::Child => supervise(request, &theirs, &stdin, &stdout_write, &stderr_write),
-            sys::Fork::Parent(_) => {}
-        }
+            sys::Fork::Parent(pid) => pid,
+        };
         let output_bytes_max = usize::try_from(request.output_bytes_max).unwrap_or(usize::MAX);
         Ok(Self {
             supervisor: ours,
@@ -172,30 +242,100 @@ impl Running {
             stderr: Some(stderr),
             kept_stdout: Halves::new(output_bytes_max),
             kept_stderr: Halves::new(output_bytes_max),
+            window: request.stream.then_some(WINDOW_BYTES),
+            input,
+            memory_kills: memory_kills(),
             started,
             deadline: started + Duration::from_millis(request.timeout_ms).min(TIMEOUT_MAX),
+            supervisor_pid,
             killed: false,
             timed_out: false,
+            kill_all_at: None,
         })
     }
 
     pub(super) fn descriptors(&self) -> impl Iterator<Item = (Part, BorrowedFd<'_>)> {
         let pipes = [(Part::Stdout, &self.stdout), (Part::Stderr, &self.stderr)];
+        // A streamed output that nobody takes is not read: the process waits.
+        let wanted = self.window != Some(0);
         let pipes = pipes
             .into_iter()
+            .filter(move |_| wanted)
             .filter_map(|(part, pipe)| Some((part, pipe.as_ref()?.as_fd())));
         [(Part::Supervisor, self.supervisor.as_fd())]
             .into_iter()
             .chain(pipes)
     }
 
+    /// The standard input, while something waits for it.
+    pub(super) fn input(&self) -> Option<BorrowedFd<'_>> {
+        let input = self.input.as_ref()?;
+        (!input.waiting.is_empty()).then(|| input.pipe.as_fd())
+    }
+
+    /// More of an open standard input; `false` when it is more than may be on its way.
+    pub(super) fn add_input(&mut self, bytes: &[u8]) -> bool {
+        if let Some(input) = &mut self.input {
+            input.waiting.extend(bytes);
+            return input.waiting.len() <= WINDOW_BYTES;
+        }
+        true
+    }
+
+    /// There is no more of it.
+    pub(super) fn end_input(&mut self) {
+        if let Some(input) = &mut self.input {
+            input.ended = true;
+            if input.waiting.is_empty() {
+                self.input = None;
+            }
+        }
+    }
+
+    /// The standard input can be written; gives how much was taken. A process that reads no more
+    /// takes everything.
+    pub(super) fn step_input(&mut self) -> usize {
+        let Some(input) = &mut self.input else {
+            return 0;
+        };
+        let mut taken = 0;
+        while !input.waiting.is_empty() {
+            match rustix::io::write(&input.pipe, input.waiting.as_slices().0) {
+                Ok(count) => {
+                    input.waiting.drain(..count);
+                    taken += count;
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    taken += input.waiting.len();
+                    input.waiting.clear();
+                }
+            }
+        }
+        if input.ended && input.waiting.is_empty() {
+            self.input = None;
+        }
+        taken
+    }
+
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        (!self.killed).then_some(self.deadline)
+        if self.killed {
+            self.kill_all_at
+        } else {
+            Some(self.deadline)
+        }
     }
 
     pub(super) fn check_timeout(&mut self, now: Instant) {
         if now >= self.deadline {
             self.kill(true);
+        }
+        // Programs have the rights of their supervisor, and may stop it. Who does that has no
+        // claim to anything else in here either.
+        if self.kill_all_at.is_some_and(|at| now >= at) {
+            self.kill_all_at = Some(now + SUPERVISOR_GRACE);
+            sys::kill_all();
         }
     }
 
@@ -204,6 +344,8 @@ impl Running {
         if !self.killed {
             self.killed = true;
             self.timed_out = timed_out;
+            self.kill_all_at = Some(Instant::now() + SUPERVISOR_GRACE);
+            let _ = kill_process(self.supervisor_pid, Signal::CONT);
             let _ = send(
                 &self.supervisor,
                 b"k",
@@ -212,9 +354,33 @@ impl Running {
         }
     }
 
+    /// The host took some of the streamed output.
+    pub(super) fn credit(&mut self, bytes: usize) {
+        if let Some(window) = &mut self.window {
+            *window = window.saturating_add(bytes).min(WINDOW_BYTES);
+        }
+    }
+
+    /// Something of a streamed output is readable.
+    pub(super) fn step_stream(&mut self, id: u32, part: Part, scratch: &mut [u8]) -> Option<Frame> {
+        // Used up by the other output since both were found ready: a read of nothing would look
+        // like the end.
+        let window = self.window.as_mut().filter(|window| **window > 0)?;
+        let (kind, pipe) = match part {
+            Part::Stdout => (Kind::Stdout, &mut self.stdout),
+            Part::Stderr => (Kind::Stderr, &mut self.stderr),
+            Part::Supervisor | Part::Stdin => return None,
+        };
+        let frame = read_chunk(pipe, (kind, id), *window, scratch)?;
+        *window -= frame.body.len();
+        Some(frame)
+    }
+
     /// Something is readable. Gives the outcome when it is over.
     pub(super) fn step(&mut self, part: Part, scratch: &mut [u8]) -> Option<Outcome> {
         match part {
+            Part::Stdout | Part::Stderr if self.window.is_some() => {}
+            Part::Stdin => {}
             Part::Stdout => read_pipe(&mut self.stdout, &mut self.kept_stdout, scratch, 4),
             Part::Stderr => read_pipe(&mut self.stderr, &mut self.kept_stderr, scratch, 4),
             Part::Supervisor => {
@@ -243,6 +409,18 @@ impl Running {
         // All that the leader wrote is in the pipes by now. What a background process floods us
         // with meanwhile is not waited for.
         let reads_max = 64;
+        let mut rest = Vec::new();
+        if self.window.is_some() {
+            let pipes = [
+                (Kind::Stdout, &mut self.stdout),
+                (Kind::Stderr, &mut self.stderr),
+            ];
+            for (kind, pipe) in pipes {
+                let chunks =
+                    std::iter::from_fn(|| read_chunk(pipe, (kind, id), CHUNK_BYTES, scratch));
+                rest.extend(chunks.take(reads_max as usize));
+            }
+        }
         read_pipe(&mut self.stdout, &mut self.kept_stdout, scratch, reads_max);
         read_pipe(&mut self.stderr, &mut self.kept_stderr, scratch, reads_max);
         let pipes = self.stdout.into_iter().chain(self.stderr).collect();
@@ -265,7 +443,8 @@ impl Running {
                 .map(|chunk| Frame::new(kind, id, chunk.to_vec()))
                 .collect()
         };
-        let mut frames = chunks(Kind::Stdout, &stdout);
+        let mut frames = rest;
+        frames.extend(chunks(Kind::Stdout, &stdout));
         frames.extend(chunks(Kind::Stderr, &stderr));
         let exited = Exited {
             code,
@@ -273,6 +452,7 @@ impl Running {
             timed_out: self.timed_out,
             dropped_bytes: dropped_stdout + dropped_stderr,
             seconds: self.started.elapsed().as_secs_f64(),
+            memory_kills: memory_kills().saturating_sub(self.memory_kills),
         };
         frames.push(Frame::json(Kind::Exited, id, &exited));
         Ended { frames, pipes }

@@ -9,20 +9,19 @@
 //! forwarded connections (more wait in the listen queue), `output_bytes_max` of each output,
 //! [`OUTBOX_BYTES_HIGH`] of a download on its way (the rest waits in the file).
 
+mod control;
 mod exec;
 mod files;
 mod forward;
 mod supervise;
+mod tunnel;
 
 use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
-    io::{self, Read, Write},
+    io,
     net::TcpListener,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::fd::{AsFd, OwnedFd},
     time::{Duration, Instant},
 };
 
@@ -31,9 +30,12 @@ use rustix::{
     process::{WaitOptions, wait},
 };
 
+pub(crate) use self::control::Control;
+use self::control::{Heard, closed};
 use crate::{
     protocol::{
-        Decoder, EXECS_MAX, ExecRequest, FileFailure, Frame, Hello, Kind, ProtocolError, VERSION,
+        EXECS_MAX, ExecRequest, FileFailure, Frame, Hello, Kind, ProtocolError, decode_count,
+        encode_count,
     },
     sys,
 };
@@ -42,6 +44,8 @@ use crate::{
 pub(crate) const EXIT_CLOSED: i32 = 0;
 /// Exit code: the deadline passed.
 pub(crate) const EXIT_DEADLINE: i32 = 40;
+/// Exit code: nothing was heard for too long.
+pub(crate) const EXIT_UNHEARD: i32 = 42;
 /// Exit code: the host broke the protocol, or the kernel refused something basic.
 pub(crate) const EXIT_BROKEN: i32 = 41;
 
@@ -58,14 +62,31 @@ enum Source {
     Exec(u32, exec::Part),
     Drain,
     Forward(forward::Part),
+    Tunnel(tunnel::Part),
+}
+
+/// How connections to the gateway's port get out.
+#[derive(Debug)]
+pub(crate) enum WayOut {
+    /// There is none.
+    None,
+    /// Through the gateway's socket, which is in the sandbox.
+    Socket(TcpListener),
+    /// Through the control stream.
+    Tunnel(TcpListener),
+}
+
+/// When init ends by itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ends {
+    /// After this.
+    pub(crate) deadline: Duration,
+    /// When nothing was heard for this long.
+    pub(crate) heartbeat: Option<Duration>,
 }
 
 struct Init {
-    control: UnixStream,
-    decoder: Decoder,
-    outbox: VecDeque<Vec<u8>>,
-    outbox_sent: usize,
-    outbox_bytes: usize,
+    control: Control,
     signals: OwnedFd,
     /// Processes whose standard input is still arriving.
     prepared: BTreeMap<u32, (ExecRequest, Option<File>)>,
@@ -74,61 +95,54 @@ struct Init {
     uploads: BTreeMap<u32, files::Upload>,
     downloads: VecDeque<files::Download>,
     forwarder: Option<forward::Forwarder>,
+    tunnel: Option<tunnel::Tunnel>,
     deadline: Instant,
+    heartbeat: Option<Duration>,
+    heard: Instant,
     scratch: Vec<u8>,
 }
 
 /// Serves to the end; gives the exit code.
-pub(crate) fn run(control: UnixStream, listener: Option<TcpListener>, deadline: Duration) -> i32 {
+pub(crate) fn run(control: Control, way_out: WayOut, ends: Ends, hello: &Hello) -> i32 {
     let Ok(signals) = sys::child_signals() else {
         return EXIT_BROKEN;
     };
-    if control.set_nonblocking(true).is_err() {
-        return EXIT_BROKEN;
-    }
+    let (forwarder, tunnel) = match way_out {
+        WayOut::None => (None, None),
+        WayOut::Socket(listener) => (Some(forward::Forwarder::new(listener)), None),
+        WayOut::Tunnel(listener) => (None, Some(tunnel::Tunnel::new(listener))),
+    };
+    let now = Instant::now();
     let mut init = Init {
         control,
-        decoder: Decoder::default(),
-        outbox: VecDeque::new(),
-        outbox_sent: 0,
-        outbox_bytes: 0,
         signals,
         prepared: BTreeMap::new(),
         running: BTreeMap::new(),
         drains: VecDeque::new(),
         uploads: BTreeMap::new(),
         downloads: VecDeque::new(),
-        forwarder: listener.map(forward::Forwarder::new),
-        deadline: Instant::now() + deadline.min(Duration::from_secs(u64::from(u32::MAX))),
+        forwarder,
+        tunnel,
+        deadline: now + ends.deadline.min(Duration::from_secs(u64::from(u32::MAX))),
+        heartbeat: ends.heartbeat,
+        heard: now,
         scratch: vec![0; 64 << 10],
     };
-    init.send(&Frame::json(Kind::Hello, 0, &Hello { version: VERSION }));
+    init.send(&Frame::json(Kind::Hello, 0, hello));
     match init.serve() {
         Ok(code) => code,
         Err(error) => {
-            init.send(&Frame::new(
-                Kind::Goodbye,
-                0,
-                error.to_string().into_bytes(),
-            ));
-            let _ = init.flush();
+            init.goodbye(&error.to_string());
             EXIT_BROKEN
         }
     }
-}
-
-fn closed(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof
-    )
 }
 
 impl Init {
     fn serve(&mut self) -> io::Result<i32> {
         loop {
             self.pump_downloads();
-            match self.flush() {
+            match self.control.flush() {
                 Err(error) if closed(&error) => return Ok(EXIT_CLOSED),
                 other => other?,
             }
@@ -151,17 +165,23 @@ impl Init {
                             forwarder.step(part, flags);
                         }
                     }
+                    Source::Tunnel(part) => {
+                        if let Some(tunnel) = &mut self.tunnel {
+                            for frame in tunnel.step(part, &mut self.scratch) {
+                                self.control.send(&frame);
+                            }
+                        }
+                    }
                 }
             }
             let now = Instant::now();
             if now >= self.deadline {
-                self.send(&Frame::new(
-                    Kind::Goodbye,
-                    0,
-                    b"its deadline passed".to_vec(),
-                ));
-                let _ = self.flush();
+                self.goodbye("its deadline passed");
                 return Ok(EXIT_DEADLINE);
+            }
+            if self.heartbeat.is_some_and(|h| now >= self.heard + h) {
+                self.goodbye("it heard nothing from the orchestrator for too long");
+                return Ok(EXIT_UNHEARD);
             }
             for running in self.running.values_mut() {
                 running.check_timeout(now);
@@ -180,16 +200,21 @@ impl Init {
             sources.push(source);
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         };
-        let mut control = PollFlags::IN;
-        if !self.outbox.is_empty() {
-            control |= PollFlags::OUT;
+        add(Source::Control, self.control.reader(), PollFlags::IN);
+        if let Some(writer) = self.control.writer() {
+            add(Source::Control, writer, PollFlags::OUT);
         }
-        add(Source::Control, self.control.as_fd(), control);
         add(Source::Signals, self.signals.as_fd(), PollFlags::IN);
         let mut next = self.deadline;
+        if let Some(heartbeat) = self.heartbeat {
+            next = next.min(self.heard + heartbeat);
+        }
         for (id, running) in &self.running {
             for (part, fd) in running.descriptors() {
                 add(Source::Exec(*id, part), fd, PollFlags::IN);
+            }
+            if let Some(fd) = running.input() {
+                add(Source::Exec(*id, exec::Part::Stdin), fd, PollFlags::OUT);
             }
             next = running
                 .next_deadline()
@@ -204,7 +229,13 @@ impl Init {
                 .next_deadline()
                 .map_or(next, |deadline| next.min(deadline));
         }
-        let rest = next.saturating_duration_since(Instant::now());
+        if let Some(tunnel) = &self.tunnel {
+            tunnel.descriptors(|part, fd, flags| add(Source::Tunnel(part), fd, flags));
+        }
+        // A host that reads as fast as we write leaves nothing to wait for: go on at once.
+        let go_on = !self.downloads.is_empty() && self.control.waiting_bytes() == 0;
+        let now = Instant::now();
+        let rest = next.saturating_duration_since(if go_on { next } else { now });
         match poll(&mut fds, Timespec::try_from(rest).ok().as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -214,52 +245,29 @@ impl Init {
     }
 
     fn send(&mut self, frame: &Frame) {
-        // Bodies are made by us, in chunks: they fit.
-        if let Ok(bytes) = frame.encode() {
-            self.outbox_bytes += bytes.len();
-            self.outbox.push_back(bytes);
-        }
+        self.control.send(frame);
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        while let Some(first) = self.outbox.front() {
-            match self
-                .control
-                .write(first.get(self.outbox_sent..).unwrap_or_default())
-            {
-                Ok(count) => {
-                    self.outbox_sent += count;
-                    if self.outbox_sent == first.len() {
-                        self.outbox_bytes -= self.outbox_sent;
-                        self.outbox_sent = 0;
-                        self.outbox.pop_front();
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+    /// Says why it ends, if that can be said at once.
+    fn goodbye(&mut self, reason: &str) {
+        let body = reason.as_bytes().to_vec();
+        self.send(&Frame::new(Kind::Goodbye, 0, body));
+        let _ = self.control.flush();
     }
 
     /// Reads what the host sent; whether it is still there.
     fn read_control(&mut self) -> io::Result<bool> {
         // A few reads only: others wait too.
         for _ in 0..16 {
-            match self.control.read(&mut self.scratch) {
-                Ok(0) => return Ok(false),
-                Ok(count) => {
-                    self.decoder
-                        .push(self.scratch.get(..count).unwrap_or_default());
-                    while let Some(frame) = self.decoder.next_frame().map_err(io::Error::other)? {
+            match self.control.read(&mut self.scratch)? {
+                Heard::Closed => return Ok(false),
+                Heard::Nothing => return Ok(true),
+                Heard::Bytes => {
+                    self.heard = Instant::now();
+                    while let Some(frame) = self.control.next_frame()? {
                         self.on_frame(frame).map_err(io::Error::other)?;
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if closed(&error) => return Ok(false),
-                Err(error) => return Err(error),
             }
         }
         Ok(true)
@@ -272,7 +280,21 @@ impl Init {
                 let request = frame.parse()?;
                 self.prepared.insert(id, (request, None));
             }
-            Kind::Stdin => self.add_stdin(id, &frame.body),
+            Kind::Stdin => match self.running.get_mut(&id) {
+                None => self.add_stdin(id, &frame.body),
+                Some(running) => {
+                    if !running.add_input(&frame.body) {
+                        return Err(ProtocolError::Body(
+                            "more standard input than may be on its way".to_owned(),
+                        ));
+                    }
+                }
+            },
+            Kind::StdinEnd => {
+                if let Some(running) = self.running.get_mut(&id) {
+                    running.end_input();
+                }
+            }
             Kind::Run => self.run_prepared(id),
             Kind::Cancel => {
                 self.prepared.remove(&id);
@@ -306,6 +328,18 @@ impl Init {
                 Ok(download) => self.downloads.push_back(download),
                 Err(failure) => self.fail_file(id, &failure),
             },
+            Kind::Credit => {
+                let bytes = decode_count(&frame.body)?;
+                if let Some(running) = self.running.get_mut(&id) {
+                    running.credit(bytes);
+                }
+            }
+            Kind::Ping => {}
+            Kind::TunnelData | Kind::TunnelShut | Kind::TunnelClose | Kind::TunnelCredit => {
+                if let Some(tunnel) = &mut self.tunnel {
+                    tunnel.hear(&frame)?;
+                }
+            }
             _ => return Err(ProtocolError::UnknownKind(frame.kind as u8)),
         }
         Ok(())
@@ -357,6 +391,17 @@ impl Init {
         let Some(running) = self.running.get_mut(&id) else {
             return;
         };
+        if part == exec::Part::Stdin {
+            let taken = running.step_input();
+            if taken > 0 {
+                self.control
+                    .send(&Frame::new(Kind::StdinCredit, id, encode_count(taken)));
+            }
+            return;
+        }
+        if let Some(frame) = running.step_stream(id, part, &mut self.scratch) {
+            self.control.send(&frame);
+        }
         let Some(outcome) = running.step(part, &mut self.scratch) else {
             return;
         };
@@ -389,7 +434,7 @@ impl Init {
     }
 
     fn pump_downloads(&mut self) {
-        while self.outbox_bytes < OUTBOX_BYTES_HIGH {
+        while self.control.waiting_bytes() < OUTBOX_BYTES_HIGH {
             let Some(download) = self.downloads.front_mut() else {
                 return;
             };

@@ -6,7 +6,7 @@ use std::{
     os::unix::{fs::PermissionsExt, net::UnixListener},
 };
 
-use sandbox::{Exit, GUEST_PATH, Mount, SandboxError};
+use sandbox::{Exit, GUEST_PATH, Mount, Provider, SandboxError};
 
 use crate::support::{provider, run, sandbox, say, spec};
 
@@ -14,7 +14,7 @@ use crate::support::{provider, run, sandbox, say, spec};
 async fn the_system_is_read_only_and_the_host_is_not_there() {
     let sandbox = sandbox().await;
     assert_eq!(
-        say(&sandbox, "id -u; id -g; hostname; whoami").await,
+        say(&*sandbox, "id -u; id -g; hostname; whoami").await,
         "1000\n1000\nsandbox\nagent"
     );
     for path in [
@@ -26,19 +26,19 @@ async fn the_system_is_read_only_and_the_host_is_not_there() {
         GUEST_PATH,
         "/dev/x",
     ] {
-        let output = run(&sandbox, &format!("echo x > {path}")).await;
+        let output = run(&*sandbox, &format!("echo x > {path}")).await;
         assert_ne!(output.exit, Exit::Code(0), "{path} is writable");
     }
     for path in ["/bin", "/usr", "/etc", GUEST_PATH, "/etc/passwd"] {
         let output = run(
-            &sandbox,
+            &*sandbox,
             &format!("perl -e 'rename(\"{path}\", \"/tmp/moved\") or unlink(\"{path}\") or rmdir(\"{path}\") or exit 1'"),
         )
         .await;
         assert_ne!(output.exit, Exit::Code(0), "{path} can be moved away");
     }
-    assert_eq!(say(&sandbox, "ls /home").await, "agent");
-    let root = say(&sandbox, "ls -A / | tr '\\n' ' '").await;
+    assert_eq!(say(&*sandbox, "ls /home").await, "agent");
+    let root = say(&*sandbox, "ls -A / | tr '\\n' ' '").await;
     for host in ["root", "sys", "boot", "srv", "mnt", "media", "opt", "work"] {
         assert!(
             !root.split_whitespace().any(|name| name == host),
@@ -46,13 +46,13 @@ async fn the_system_is_read_only_and_the_host_is_not_there() {
         );
     }
     say(
-        &sandbox,
+        &*sandbox,
         "echo x > /dev/null; head -c 3 /dev/urandom > r; test -s r; echo x > /dev/shm/x",
     )
     .await;
     // Nothing of the host's mounts is left below or above.
     let mounts = say(
-        &sandbox,
+        &*sandbox,
         "cut -d' ' -f5 /proc/self/mountinfo | sort | tr '\\n' ' '",
     )
     .await;
@@ -62,14 +62,14 @@ async fn the_system_is_read_only_and_the_host_is_not_there() {
     );
     assert_eq!(
         say(
-            &sandbox,
+            &*sandbox,
             "cat /proc/self/status | grep -c -E '^Cap(Inh|Prm|Eff|Bnd|Amb):\\s+0+$'"
         )
         .await,
         "5"
     );
     assert_eq!(
-        say(&sandbox, "grep NoNewPrivs /proc/self/status | cut -f2").await,
+        say(&*sandbox, "grep NoNewPrivs /proc/self/status | cut -f2").await,
         "1"
     );
 }
@@ -84,11 +84,11 @@ async fn kernel_settings_are_not_writable() {
         "/proc/sysrq-trigger",
         "/proc/sys/fs/file-max",
     ] {
-        let output = run(&sandbox, &format!("test -e {path} && echo 1 > {path}")).await;
+        let output = run(&*sandbox, &format!("test -e {path} && echo 1 > {path}")).await;
         assert_ne!(output.exit, Exit::Code(0), "{path} is writable");
     }
     let output = run(
-        &sandbox,
+        &*sandbox,
         "mount -t tmpfs x /tmp; unshare -m true; chroot / true",
     )
     .await;
@@ -98,13 +98,13 @@ async fn kernel_settings_are_not_writable() {
 #[tokio::test]
 async fn two_sandboxes_do_not_see_each_other() {
     let provider = provider().await;
-    let one = provider.create_local(spec("one")).await.unwrap();
-    let two = provider.create_local(spec("two")).await.unwrap();
-    say(&one, "echo secret > /tmp/x; echo secret > x; sleep 7003 & python3 -c '
+    let one = provider.create(spec("one")).await.unwrap();
+    let two = provider.create(spec("two")).await.unwrap();
+    say(&*one, "echo secret > /tmp/x; echo secret > x; sleep 7003 & python3 -c '
 import socket; s = socket.socket(socket.AF_UNIX); s.bind(\"\\0espalier-test\"); s.listen()' || true").await;
     assert_eq!(
         say(
-            &two,
+            &*two,
             "ls -A /tmp /workspace /dev/shm | grep -v : | tr -d '\\n'"
         )
         .await,
@@ -112,18 +112,18 @@ import socket; s = socket.socket(socket.AF_UNIX); s.bind(\"\\0espalier-test\"); 
     );
     assert_eq!(
         say(
-            &two,
+            &*two,
             "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 7003 || true"
         )
         .await,
         "1"
     );
     assert_eq!(
-        say(&two, "cat /proc/net/unix | grep -c espalier-test || true").await,
+        say(&*two, "cat /proc/net/unix | grep -c espalier-test || true").await,
         "0"
     );
     // Few processes at all: PID 1, the supervisor, the shell and its helpers.
-    let count: u32 = say(&two, "ls -d /proc/[0-9]* | wc -l")
+    let count: u32 = say(&*two, "ls -d /proc/[0-9]* | wc -l")
         .await
         .parse()
         .unwrap();
@@ -155,39 +155,39 @@ async fn the_only_way_out_is_the_gateway() {
     let mut connected = spec("connected");
     connected.gateway_socket = Some(socket);
     connected.gateway_port = 8080;
-    let sandbox = provider.create_local(connected).await.unwrap();
+    let sandbox = provider.create(connected).await.unwrap();
     for _ in 0..3 {
-        assert_eq!(say(&sandbox, &ASK.replace("PORT", "8080")).await, "pong");
+        assert_eq!(say(&*sandbox, &ASK.replace("PORT", "8080")).await, "pong");
     }
     // Many at once.
     let each = ASK.replace("PORT", "8080");
     let all = say(
-        &sandbox,
+        &*sandbox,
         &format!("for i in $(seq 20); do {each} & done; wait"),
     )
     .await;
     assert_eq!(all, "pong".repeat(20));
-    let output = run(&sandbox, &ASK.replace("PORT", &host_port.to_string())).await;
+    let output = run(&*sandbox, &ASK.replace("PORT", &host_port.to_string())).await;
     assert_ne!(output.exit, Exit::Code(0));
     assert!(
         String::from_utf8_lossy(&output.stderr).contains("refused"),
         "{output:?}"
     );
     let interfaces = say(
-        &sandbox,
+        &*sandbox,
         "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '",
     )
     .await;
     assert_eq!(interfaces, "lo");
-    let output = run(&sandbox, "bash -c 'exec 3<>/dev/tcp/192.0.2.1/80'").await;
+    let output = run(&*sandbox, "bash -c 'exec 3<>/dev/tcp/192.0.2.1/80'").await;
     assert!(
         String::from_utf8_lossy(&output.stderr).contains("unreachable"),
         "{output:?}"
     );
 
     // Without a gateway there is no port at all.
-    let alone = provider.create_local(spec("alone")).await.unwrap();
-    let output = run(&alone, &ASK.replace("PORT", "8080")).await;
+    let alone = provider.create(spec("alone")).await.unwrap();
+    let output = run(&*alone, &ASK.replace("PORT", "8080")).await;
     assert!(
         String::from_utf8_lossy(&output.stderr).contains("refused"),
         "{output:?}"
@@ -213,13 +213,13 @@ async fn mounts_are_read_only_and_reachable_below_private_folders() {
             target: "/home/agent/deep/data".into(),
         },
     ];
-    let sandbox = provider.create_local(with).await.unwrap();
+    let sandbox = provider.create(with).await.unwrap();
     assert_eq!(
-        say(&sandbox, "cat /opt/tool/data ~/deep/data").await,
+        say(&*sandbox, "cat /opt/tool/data ~/deep/data").await,
         "from the hostfrom the host"
     );
     let output = run(
-        &sandbox,
+        &*sandbox,
         "echo x > /opt/tool/data || echo x > ~/deep/data || touch /opt/tool/new",
     )
     .await;
@@ -234,18 +234,14 @@ async fn mounts_are_read_only_and_reachable_below_private_folders() {
         source: folder.path().join("no"),
         target: "/opt/x".into(),
     }];
-    let error = provider.create_local(absent).await.unwrap_err();
+    let error = provider.create(absent).await.unwrap_err();
     assert!(
         matches!(&error, SandboxError::Create { reason, .. } if reason.contains("/no: No such file")),
         "{error}"
     );
     let mut relative = spec("relative");
     relative.workspace = "../x".into();
-    let error = provider
-        .create_local(relative)
-        .await
-        .unwrap_err()
-        .to_string();
+    let error = provider.create(relative).await.unwrap_err().to_string();
     assert!(error.contains("absolute"), "{error}");
 }
 
@@ -254,11 +250,11 @@ async fn nested_sandboxes_work_and_stay_inside() {
     let sandbox = sandbox().await;
     let nested = "unshare --user --map-root-user --mount --pid --net --fork --mount-proc sh -c \
                   'echo $$; mount -t tmpfs x /tmp && echo mounted; ls -d /proc/[0-9]* | wc -l'";
-    let text = say(&sandbox, nested).await;
+    let text = say(&*sandbox, nested).await;
     assert!(text.starts_with("1\nmounted\n"), "{text}");
     // Root in there is still nobody out here.
     let output = run(
-        &sandbox,
+        &*sandbox,
         "unshare --user --map-root-user --mount sh -c \
          'mount -o remount,rw,bind /usr || umount /usr || umount /bin || echo 1 > /proc/sys/kernel/pid_max'",
     )

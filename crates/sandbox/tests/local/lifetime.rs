@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use sandbox::{Exit, Provider, Sandbox, SandboxError};
+use sandbox::{Exit, Provider, SandboxError};
 
 use crate::support::{cgroups_of, processes, provider, run, script, spec, until_empty};
 
@@ -63,8 +63,8 @@ async fn dropping_create_leaves_nothing() {
     until_empty("cancelled creations", || {
         [sandboxes_of(warden), cgroups_of(warden)].concat()
     });
-    let sandbox = provider.create_local(spec("after")).await.unwrap();
-    assert_eq!(run(&sandbox, "exit 3").await.exit, Exit::Code(3));
+    let sandbox = provider.create(spec("after")).await.unwrap();
+    assert_eq!(run(&*sandbox, "exit 3").await.exit, Exit::Code(3));
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn the_deadline_ends_it_and_says_so() {
     let provider = provider().await;
     let mut short = spec("short");
     short.limits.deadline_s = 1;
-    let sandbox = provider.create_local(short).await.unwrap();
+    let sandbox = provider.create(short).await.unwrap();
     let reason = gone(sandbox.exec(script("sleep 100")).await);
     assert!(reason.contains("deadline"), "{reason}");
     assert!(gone(sandbox.exec(script("true")).await).contains("deadline"));
@@ -85,14 +85,14 @@ async fn the_deadline_ends_it_and_says_so() {
         matches!(download, Err(SandboxError::Gone { .. })),
         "{download:?}"
     );
-    Box::new(sandbox).destroy().await;
+    sandbox.destroy().await;
 }
 
 #[tokio::test]
 async fn a_killed_pid_1_is_gone_with_everything() {
     let provider = provider().await;
     let warden = provider.warden_process_id().unwrap();
-    let sandbox = provider.create_local(spec("killed")).await.unwrap();
+    let sandbox = provider.create(spec("killed")).await.unwrap();
     let first = sandboxes_of(warden).pop().unwrap();
     let pid: i32 = first
         .trim_start_matches("/proc/")
@@ -116,9 +116,9 @@ async fn a_killed_pid_1_is_gone_with_everything() {
 async fn a_killed_warden_takes_its_sandboxes_and_the_next_one_sweeps() {
     let provider = provider().await;
     let warden = provider.warden_process_id().unwrap();
-    let sandbox = provider.create_local(spec("orphan")).await.unwrap();
+    let sandbox = provider.create(spec("orphan")).await.unwrap();
     let other = crate::support::provider().await;
-    let survivor = other.create_local(spec("survivor")).await.unwrap();
+    let survivor = other.create(spec("survivor")).await.unwrap();
     let inside = sandboxes_of(warden);
     kill_process(Pid::from_raw(warden as i32).unwrap(), Signal::KILL).unwrap();
     let reason = gone(sandbox.exec(script("sleep 100")).await);
@@ -132,26 +132,26 @@ async fn a_killed_warden_takes_its_sandboxes_and_the_next_one_sweeps() {
     });
     // The provider goes on with a new warden, which sweeps the groups of the dead one and leaves
     // those of the living alone.
-    let late = provider.create_local(spec("late")).await.unwrap();
+    let late = provider.create(spec("late")).await.unwrap();
     assert_ne!(provider.warden_process_id(), Some(warden));
     until_empty("groups of a killed warden", || cgroups_of(warden));
-    assert_eq!(run(&late, "exit 5").await.exit, Exit::Code(5));
-    assert_eq!(run(&survivor, "exit 4").await.exit, Exit::Code(4));
+    assert_eq!(run(&*late, "exit 5").await.exit, Exit::Code(5));
+    assert_eq!(run(&*survivor, "exit 4").await.exit, Exit::Code(4));
 }
 
 #[tokio::test]
 async fn too_many_are_refused() {
     let config = sandbox::LocalConfig { sandboxes_max: 1 };
     let provider = sandbox::LocalProvider::start(config).await.unwrap();
-    let first = provider.create_local(spec("first")).await.unwrap();
+    let first = provider.create(spec("first")).await.unwrap();
     let error = provider
-        .create_local(spec("second"))
+        .create(spec("second"))
         .await
         .unwrap_err()
         .to_string();
     assert!(error.contains("sandboxes_max"), "{error}");
     Box::new(first).destroy().await;
-    provider.create_local(spec("third")).await.unwrap();
+    provider.create(spec("third")).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -161,14 +161,9 @@ async fn two_hundred_idle_sandboxes() {
     let warden = provider.warden_process_id().unwrap();
     let mut all = Vec::new();
     for i in 0..200 {
-        all.push(
-            provider
-                .create_local(spec(&format!("idle-{i}")))
-                .await
-                .unwrap(),
-        );
+        all.push(provider.create(spec(&format!("idle-{i}"))).await.unwrap());
     }
-    let answers = futures::future::join_all(all.iter().map(|s| run(s, "exit 5"))).await;
+    let answers = futures::future::join_all(all.iter().map(|s| run(&**s, "exit 5"))).await;
     assert!(answers.iter().all(|o| o.exit == Exit::Code(5)));
     assert_eq!(sandboxes_of(warden).len(), 200);
     drop(all);

@@ -8,12 +8,15 @@
     reason = "tests; clippy's own exception ends at their helper functions"
 )]
 
-mod exec;
-mod files;
+mod conformance;
+mod density;
 mod isolation;
 mod leaks;
 mod lifetime;
 mod limits;
 mod react;
+mod red_team;
+#[path = "../suite/mod.rs"]
+mod suite;
 mod support;
 mod user;

@@ -5,7 +5,7 @@ use std::{
     os::unix::net::{UnixListener, UnixStream},
 };
 
-use sandbox::{Exit, GUEST_PATH, Sandbox};
+use sandbox::{Exit, GUEST_PATH, Provider};
 
 use crate::support::{command, provider, say, spec};
 
@@ -46,7 +46,7 @@ async fn a_task_is_done_through_the_gateway() {
     let mut connected = spec("react");
     connected.gateway_socket = Some(socket);
     connected.gateway_port = 8080;
-    let sandbox = provider().await.create_local(connected).await.unwrap();
+    let sandbox = provider().await.create(connected).await.unwrap();
     let argv = [
         GUEST_PATH,
         "react",
@@ -63,7 +63,7 @@ async fn a_task_is_done_through_the_gateway() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.exit, Exit::Code(0), "{errors}");
     assert_eq!(output.stdout, b"It is made.\n");
-    assert_eq!(say(&sandbox, "cat file").await, "made");
+    assert_eq!(say(&*sandbox, "cat file").await, "made");
     let [first, second] = server.join().unwrap();
     assert!(
         first.starts_with("POST /r/key/v1/chat/completions HTTP/1.1\r\n"),

@@ -5,9 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandbox::{
-    Exec, Exit, Limits, LocalConfig, LocalProvider, LocalSandbox, Output, Sandbox, Spec,
-};
+use sandbox::{Exec, Exit, Limits, LocalConfig, LocalProvider, Output, Provider, Sandbox, Spec};
 
 pub(crate) fn spec(name: &str) -> Spec {
     Spec {
@@ -19,12 +17,8 @@ pub(crate) fn spec(name: &str) -> Spec {
             disk_bytes: 32 << 20,
             deadline_s: 120,
         },
-        mounts: Vec::new(),
-        workspace: "/workspace".into(),
-        home: "/home/agent".into(),
         env: [("FROM_SPEC".to_owned(), "spec".to_owned())].into(),
-        gateway_socket: None,
-        gateway_port: 0,
+        ..Spec::default()
     }
 }
 
@@ -34,10 +28,10 @@ pub(crate) async fn provider() -> LocalProvider {
         .expect("a provider on this machine")
 }
 
-pub(crate) async fn sandbox() -> LocalSandbox {
+pub(crate) async fn sandbox() -> Box<dyn Sandbox> {
     provider()
         .await
-        .create_local(spec("test"))
+        .create(spec("test"))
         .await
         .expect("a sandbox")
 }
@@ -58,12 +52,12 @@ pub(crate) fn script(text: &str) -> Exec {
     command(&["sh", "-c", text])
 }
 
-pub(crate) async fn run(sandbox: &LocalSandbox, text: &str) -> Output {
+pub(crate) async fn run(sandbox: &dyn Sandbox, text: &str) -> Output {
     sandbox.exec(script(text)).await.expect("a script")
 }
 
 /// Standard output of a script that must succeed.
-pub(crate) async fn say(sandbox: &LocalSandbox, text: &str) -> String {
+pub(crate) async fn say(sandbox: &dyn Sandbox, text: &str) -> String {
     let output = run(sandbox, text).await;
     assert_eq!(
         output.exit,

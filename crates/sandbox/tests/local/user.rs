@@ -48,8 +48,8 @@ fn everything_works_for_an_ordinary_user() {
         .args([
             "--test-threads",
             "2",
-            "exec::",
-            "files::",
+            "conformance::",
+            "red_team::",
             "isolation::",
             "limits::",
             "lifetime::",

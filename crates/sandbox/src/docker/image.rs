@@ -1,0 +1,110 @@
+//! What an image brings: what it has where a sandbox's own folders will be.
+
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::engine::{CallError, Engine, quote};
+use crate::{RefusalCause, SandboxError, Spec};
+
+/// An image that was looked at.
+#[derive(Debug)]
+pub(super) struct Image {
+    /// Engines name imported images differently; the id is the same everywhere.
+    pub(super) id: String,
+    /// Tar streams and the folders they are to be unpacked in.
+    pub(super) content: Vec<(PathBuf, Bytes)>,
+}
+
+impl Image {
+    /// Looks at an image: by a container of it that is never started.
+    pub(super) async fn look(
+        engine: &Engine,
+        labels: &Value,
+        spec: &Spec,
+        name: &str,
+    ) -> Result<Self, SandboxError> {
+        let failed = |error: CallError| SandboxError::Create {
+            name: spec.name.clone(),
+            reason: format!("looking at image {name}: {error}"),
+        };
+        let path = format!("/images/{}/json", quote(name));
+        let description: Value = match engine.json(Method::GET, &path, None).await {
+            Ok(description) => description,
+            Err(CallError::Status(StatusCode::NOT_FOUND, reason)) => {
+                return Err(SandboxError::Refused {
+                    name: spec.name.clone(),
+                    cause: RefusalCause::Image,
+                    reason,
+                    hint: format!("pull, load or build {name} on the engine; nothing is pulled"),
+                });
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let id = description.get("Id").and_then(Value::as_str);
+        let id = id.unwrap_or(name).to_owned();
+        let body = json!({
+            "Image": id,
+            "Entrypoint": ["/never"],
+            "Labels": labels,
+            "NetworkDisabled": true,
+            "HostConfig": {"NetworkMode": "none"},
+        });
+        let probe: Value = engine
+            .json(Method::POST, "/containers/create", Some(&body))
+            .await
+            .map_err(failed)?;
+        let probe = probe.get("Id").and_then(Value::as_str).unwrap_or_default();
+        let mut content = Vec::new();
+        let mut result = Ok(());
+        for folder in [&spec.workspace, &spec.home] {
+            let path = format!(
+                "/containers/{probe}/archive?path={}",
+                quote(&folder.to_string_lossy())
+            );
+            let parent = folder.parent().unwrap_or(folder).to_owned();
+            match engine.call(Method::GET, &path, "", Bytes::new()).await {
+                Ok(tar) => content.push((parent, tar)),
+                Err(error) if error.is(StatusCode::NOT_FOUND) => {}
+                Err(error) => result = Err(failed(error)),
+            }
+        }
+        let path = format!("/containers/{probe}?force=1&v=1");
+        let removed = engine.call(Method::DELETE, &path, "", Bytes::new()).await;
+        result?;
+        removed.map_err(failed)?;
+        Ok(Self { id, content })
+    }
+}
+
+/// Makes an image of a tar stream; gives its id.
+pub(super) async fn import(
+    engine: &Engine,
+    rootfs: Vec<u8>,
+    name: &str,
+) -> Result<String, SandboxError> {
+    let failed = |what: String| SandboxError::Unsupported {
+        what: format!("importing image {name}: {what}"),
+        hint: "the engine's log says more".to_owned(),
+    };
+    let (repository, tag) = name.split_once(':').unwrap_or((name, "latest"));
+    let path = format!(
+        "/images/create?fromSrc=-&repo={}&tag={}",
+        quote(repository),
+        quote(tag)
+    );
+    let answer = engine
+        .call(Method::POST, &path, "application/x-tar", rootfs.into())
+        .await
+        .map_err(|e| failed(e.to_string()))?;
+    // Lines of progress; the last names the image.
+    serde_json::Deserializer::from_slice(&answer)
+        .into_iter::<Value>()
+        .flatten()
+        .filter_map(|line| Some(line.get("status")?.as_str()?.trim().to_owned()))
+        .last()
+        .filter(|id| !id.is_empty())
+        .ok_or_else(|| failed(String::from_utf8_lossy(&answer).into_owned()))
+}

@@ -97,6 +97,8 @@ async fn run(
                 deadline_s: RUN_S + 60,
                 ..Limits::default()
             },
+            image: None,
+            files: Vec::new(),
             mounts: vec![Mount {
                 source: folder.to_owned(),
                 target: bundle.to_owned(),

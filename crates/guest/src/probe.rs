@@ -67,8 +67,7 @@ fn try_sandbox() -> Result<(Capabilities, Result<(), String>), String> {
         mounts: Vec::new(),
         workspace: "/workspace".into(),
         home: "/home/agent".into(),
-        gateway_socket: None,
-        gateway_port: 0,
+        forwards: Vec::new(),
     };
     let outcome = (|| {
         let (mut ours, theirs) = UnixStream::pair().map_err(|e| e.to_string())?;

@@ -21,8 +21,8 @@ use rustix::{
 };
 
 use crate::{
-    checks::{check_limits, check_path},
-    protocol::{GATEWAY_SOCKET_PATH, Plan, UID},
+    checks::{check_limits, check_path, check_ports},
+    protocol::{Plan, UID, forward_path},
     stage::{Stage, attach, clone_read_only, clone_tree},
     sys,
 };
@@ -61,8 +61,8 @@ pub(crate) struct Prepared<'a> {
     pub(crate) plan: &'a Plan,
     /// Detached read-only trees, one for each of the plan's mounts.
     pub(crate) mounts: &'a [OwnedFd],
-    /// Detached tree of the gateway's socket.
-    pub(crate) gateway: Option<&'a OwnedFd>,
+    /// Detached trees of the sockets behind forwarded ports.
+    pub(crate) forwards: &'a [OwnedFd],
     /// Which limits need an rlimit: memory, processes.
     pub(crate) rlimits: (bool, bool),
 }
@@ -73,9 +73,7 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), String> {
     for path in targets.chain([&plan.workspace, &plan.home]) {
         check_path(path)?;
     }
-    if plan.gateway_socket.is_some() && plan.gateway_port == 0 {
-        return Err("gateway_port 0: expected the port of the forwarder".to_owned());
-    }
+    check_ports(plan.forwards.iter().map(|(port, _)| *port))?;
     check_limits(
         plan.memory_bytes,
         plan.pids,
@@ -84,8 +82,8 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), String> {
     )
 }
 
-/// Makes this process PID 1 of a finished sandbox. Gives the forwarder's listener.
-pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Option<TcpListener>, SetupError> {
+/// Makes this process PID 1 of a finished sandbox. Gives the forwarder's listeners.
+pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Vec<TcpListener>, SetupError> {
     become_user(prepared.stage.privileged)?;
     let _ = rustix::process::setsid();
     sys::new_session_keyring();
@@ -97,14 +95,14 @@ pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Option<TcpListener>, SetupE
     .step("making mounts private")?;
     let root = prepared.stage.root();
     build_root(prepared, &root)?;
-    let listener = network(prepared.plan)?;
+    let listeners = network(prepared.plan)?;
     rustix::process::chdir(&root).step("chdir to the new root")?;
     rustix::process::pivot_root(".", ".").step("pivot_root")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).step("detaching the host's files")?;
     rustix::process::chdir("/").step("chdir /")?;
     limits(prepared)?;
     drop_privileges()?;
-    Ok(listener)
+    Ok(listeners)
 }
 
 fn become_user(privileged: bool) -> Result<(), SetupError> {
@@ -214,8 +212,9 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
         let step = format!("mounting {} at {}", source.display(), target.display());
         attach_any(tree, &within(root, target)).step(&step)?;
     }
-    if let Some(tree) = prepared.gateway {
-        attach_any(tree, &within(root, Path::new(GATEWAY_SOCKET_PATH))).step("gateway socket")?;
+    for (index, tree) in prepared.forwards.iter().enumerate() {
+        let path = forward_path(index);
+        attach_any(tree, &within(root, Path::new(&path))).step(&path)?;
     }
     Ok(())
 }
@@ -237,19 +236,14 @@ fn attach_any(tree: &OwnedFd, target: &Path) -> io::Result<()> {
     attach(tree, target)
 }
 
-fn network(plan: &Plan) -> Result<Option<TcpListener>, SetupError> {
+fn network(plan: &Plan) -> Result<Vec<TcpListener>, SetupError> {
     let socket =
         rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).step("socket")?;
     sys::loopback_up(socket.as_fd()).step("switching the loopback interface on")?;
-    if plan.gateway_socket.is_none() {
-        return Ok(None);
-    }
-    let listener = TcpListener::bind(("127.0.0.1", plan.gateway_port))
-        .step("listening on the gateway port")?;
-    listener
-        .set_nonblocking(true)
-        .step("listening on the gateway port")?;
-    Ok(Some(listener))
+    plan.forwards
+        .iter()
+        .map(|(port, _)| listen(*port).step("listening on a forwarded port"))
+        .collect()
 }
 
 /// 1, not 0: the kernel then writes no core file and does not start the host's core handler.
@@ -259,6 +253,13 @@ pub(crate) fn no_core_files() -> Result<(), SetupError> {
         maximum: Some(1),
     };
     rustix::process::setrlimit(Resource::Core, limit).step("RLIMIT_CORE")
+}
+
+/// Listens on a loopback port, never waiting.
+pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(("127.0.0.1", port))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
@@ -331,7 +332,7 @@ pub(crate) fn descriptors(prepared: &Prepared<'_>) -> Vec<i32> {
     prepared
         .mounts
         .iter()
-        .chain(prepared.gateway)
+        .chain(prepared.forwards)
         .map(AsRawFd::as_raw_fd)
         .collect()
 }
@@ -355,8 +356,7 @@ mod tests {
             mounts: Vec::new(),
             workspace: "/workspace".into(),
             home: "/home/agent".into(),
-            gateway_socket: None,
-            gateway_port: 0,
+            forwards: Vec::new(),
         }
     }
 
@@ -372,7 +372,9 @@ mod tests {
         assert!(refused(|p| p.home = "/home/../etc".into()).contains(".."));
         assert!(refused(|p| p.home = "/".into()).contains("below /"));
         assert!(refused(|p| p.mounts = vec![("/x".into(), "/proc/x".into())]).contains("ours"));
-        assert!(refused(|p| p.gateway_socket = Some("/s".into())).contains("gateway_port"));
+        assert!(refused(|p| p.forwards = vec![(0, "/s".into())]).contains("port 0"));
+        let twice = |p: &mut Plan| p.forwards = vec![(80, "/s".into()), (80, "/t".into())];
+        assert!(refused(twice).contains("port 80"));
         assert!(refused(|p| p.cpu_cores = f64::NAN).contains("cpu_cores"));
         assert!(refused(|p| p.pids = 1).contains("pids"));
     }

@@ -126,8 +126,7 @@ fn plan(spec: &Spec) -> Plan {
             .collect(),
         workspace: spec.workspace.clone(),
         home: spec.home.clone(),
-        gateway_socket: spec.gateway_socket.clone(),
-        gateway_port: spec.gateway_port,
+        forwards: spec.all_forwards(),
     }
 }
 

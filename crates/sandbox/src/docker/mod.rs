@@ -259,7 +259,7 @@ impl Maker {
         container.hear_complaints(complaint);
         let settings = StreamSettings {
             ping_every: Some(PING_EVERY),
-            gateway_socket: spec.gateway_socket.clone(),
+            forwards: spec.all_forwards().into_iter().collect(),
         };
         let (stream, hello) = Stream::start(demux, writer, settings, &self.tasks);
         let mut spec = spec;
@@ -359,7 +359,7 @@ impl Maker {
             workspace: spec.workspace.clone(),
             home: spec.home.clone(),
             folders: self.config.folders.clone(),
-            gateway_port: spec.gateway_socket.as_ref().map(|_| spec.gateway_port),
+            ports: spec.all_forwards().iter().map(|(port, _)| *port).collect(),
             control_socket: None,
         };
         folders.extend([spec.workspace.clone(), spec.home.clone()]);

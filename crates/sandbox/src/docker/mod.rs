@@ -67,8 +67,10 @@ const MAKE_TIMEOUT: Duration = Duration::from_secs(120);
 pub struct DockerConfig {
     /// Where the engine listens: `unix:///PATH` or `tcp://HOST:PORT`. `None`: what `DOCKER_HOST`
     /// says, else `unix:///var/run/docker.sock`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// The image of sandboxes whose spec names none. The engine must have it: nothing is pulled.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Folders beside workspace, HOME and `/tmp` that can be written.
     pub folders: Vec<PathBuf>,

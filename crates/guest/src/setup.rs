@@ -23,6 +23,7 @@ use rustix::{
 use crate::{
     checks::{check_limits, check_path, check_ports},
     protocol::{Plan, UID, forward_path},
+    seccomp,
     stage::{Stage, attach, clone_read_only, clone_tree},
     sys,
 };
@@ -311,6 +312,7 @@ pub(crate) fn drop_privileges() -> Result<(), SetupError> {
     };
     rustix::thread::set_capabilities(None, sets).step("capset")?;
     rustix::thread::set_no_new_privs(true).step("no_new_privs")?;
+    seccomp::install().step("the filter of system calls")?;
     // PID 1 holds the control stream: nobody in here may look into it.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).step("PR_SET_DUMPABLE")
 }

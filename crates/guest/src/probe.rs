@@ -65,6 +65,7 @@ fn try_sandbox() -> Result<(Capabilities, Result<(), String>), String> {
         disk_bytes: 4 << 20,
         deadline_s: 30,
         mounts: Vec::new(),
+        rootfs: None,
         workspace: "/workspace".into(),
         home: "/home/agent".into(),
         forwards: Vec::new(),

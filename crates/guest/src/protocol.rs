@@ -397,6 +397,9 @@ pub struct Plan {
     pub deadline_s: u64,
     /// Host path and sandbox path of each read-only mount.
     pub mounts: Vec<(PathBuf, PathBuf)>,
+    /// An unpacked image on the host instead of the host's own system.
+    #[serde(default)]
+    pub rootfs: Option<PathBuf>,
     /// Writable folder of the task.
     pub workspace: PathBuf,
     /// Writable HOME.

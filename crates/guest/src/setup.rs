@@ -23,6 +23,7 @@ use rustix::{
 use crate::{
     checks::{check_limits, check_path, check_ports},
     protocol::{Plan, UID, forward_path},
+    rootfs::{Rootfs, writable_folder},
     seccomp,
     stage::{Stage, attach, clone_read_only, clone_tree},
     sys,
@@ -64,6 +65,8 @@ pub(crate) struct Prepared<'a> {
     pub(crate) mounts: &'a [OwnedFd],
     /// Detached trees of the sockets behind forwarded ports.
     pub(crate) forwards: &'a [OwnedFd],
+    /// The image, when it is not the host's system.
+    pub(crate) rootfs: Option<&'a Rootfs>,
     /// Which limits need an rlimit: memory, processes.
     pub(crate) rlimits: (bool, bool),
 }
@@ -168,7 +171,13 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
     let tree = new_mount("tmpfs", &options, safe).step("mounting the root tmpfs")?;
     attach(&tree, root).step("attaching the root tmpfs")?;
 
-    for (source, target) in prepared.stage.shared() {
+    if let Some(rootfs) = prepared.rootfs {
+        rootfs.attach(root).step("the root file system")?;
+    }
+    let system = prepared.rootfs.is_none();
+    let ours = |target: &Path| target.starts_with("dev") || target.starts_with("run");
+    let shared = prepared.stage.shared();
+    for (source, target) in shared.filter(|(_, target)| system || ours(target)) {
         let tree = clone_tree(&source).step("system folders")?;
         attach_any(&tree, &root.join(target)).step("system folders")?;
     }
@@ -177,8 +186,16 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
         .step("mounting a fresh /proc (refused when the host covers parts of its own)")?;
     attach(&proc, &root.join("proc")).step("/proc")?;
 
-    for folder in ["/tmp", "/var/tmp", "/run/shm"] {
+    for folder in ["/tmp", "/run/shm"] {
         open_folder(root, folder, 0o1777)?;
+    }
+    let spare = |name: &str| within(root, Path::new("/run/espalier")).join(name);
+    if within(root, Path::new("/var/tmp")).exists() {
+        open_folder(root, "/run/espalier/var-tmp", 0o1777)?;
+        let tree = clone_tree(&spare("var-tmp")).step("/var/tmp")?;
+        attach(&tree, &within(root, Path::new("/var/tmp"))).step("/var/tmp")?;
+    } else if system {
+        open_folder(root, "/var/tmp", 0o1777)?;
     }
     // Shared memory counts as disk: the same tmpfs.
     let shm = clone_tree(&root.join("run/shm")).step("/dev/shm")?;
@@ -194,8 +211,13 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
         attach(&pts, &root.join("dev/pts")).step("/dev/pts")?;
     }
 
-    for folder in [&plan.home, &plan.workspace] {
-        fs::create_dir_all(within(root, folder)).step(&folder.to_string_lossy())?;
+    for (folder, spare) in [
+        (&plan.home, spare("home")),
+        (&plan.workspace, spare("workspace")),
+    ] {
+        let image = plan.rootfs.as_ref().map(|image| within(image, folder));
+        writable_folder(&within(root, folder), &spare, image.as_deref())
+            .step(&folder.to_string_lossy())?;
     }
     let passwd = root.join("run/espalier/passwd");
     let home = plan.home.display();
@@ -205,7 +227,10 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
     )
     .step("/etc/passwd")?;
     let tree = clone_read_only(&passwd).step("/etc/passwd")?;
-    attach(&tree, &root.join("etc/passwd")).step("/etc/passwd")?;
+    // An image without one has no place for it.
+    if root.join("etc/passwd").exists() {
+        attach(&tree, &root.join("etc/passwd")).step("/etc/passwd")?;
+    }
     // Through its own name it could be written.
     fs::remove_file(&passwd).step("/etc/passwd")?;
 
@@ -336,6 +361,7 @@ pub(crate) fn descriptors(prepared: &Prepared<'_>) -> Vec<i32> {
         .iter()
         .chain(prepared.forwards)
         .map(AsRawFd::as_raw_fd)
+        .chain(prepared.rootfs.into_iter().flat_map(Rootfs::descriptors))
         .collect()
 }
 
@@ -356,6 +382,7 @@ mod tests {
             disk_bytes: 64 << 20,
             deadline_s: 60,
             mounts: Vec::new(),
+            rootfs: None,
             workspace: "/workspace".into(),
             home: "/home/agent".into(),
             forwards: Vec::new(),

@@ -32,6 +32,7 @@ use crate::{
     protocol::{
         Capabilities, Frame, FromWarden, Hello, Kind, PACKET_BYTES_MAX, Plan, ToWarden, VERSION,
     },
+    rootfs::Rootfs,
     setup::{self, Prepared, check_plan},
     stage::{Refusal, Stage, all_namespaces, clone_read_only},
     sys,
@@ -248,6 +249,10 @@ impl Warden {
             .iter()
             .map(|(_, path)| open_socket(path, self.stage.privileged))
             .collect::<Result<Vec<_>, _>>()?;
+        let rootfs = match &plan.rootfs {
+            Some(folder) => Some(Rootfs::open(folder, [&plan.workspace, &plan.home])?),
+            None => None,
+        };
         let limits = GroupLimits {
             memory_bytes: plan.memory_bytes,
             pids: plan.pids,
@@ -262,6 +267,7 @@ impl Warden {
             plan,
             mounts: &mounts,
             forwards: &forwards,
+            rootfs: rootfs.as_ref(),
             rlimits: self.places.needs_rlimits(),
         };
         match self.spawn(&prepared, &group, control) {

@@ -101,8 +101,8 @@ pub struct Spec {
     /// A name for logs; unique among the living sandboxes of the provider.
     pub name: String,
     /// What the root file system is made of: the name or id of an image that the engine or the
-    /// cluster can get. `None`: the kind's default, which for `local` is the host's system. Kinds
-    /// without images refuse one with [`SandboxError::Unsupported`].
+    /// cluster can get; for `local` the folder of an unpacked root file system. `None`: the kind's
+    /// default, which for `local` is the host's system.
     pub image: Option<String>,
     /// Limits.
     pub limits: Limits,

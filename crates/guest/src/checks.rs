@@ -31,6 +31,22 @@ pub fn check_path(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// Forwarded ports: each once, and none is 0.
+///
+/// # Errors
+/// The reason.
+pub fn check_ports(ports: impl IntoIterator<Item = u16>) -> Result<(), String> {
+    let mut seen = std::collections::BTreeSet::new();
+    for port in ports {
+        if port == 0 || !seen.insert(port) {
+            return Err(format!(
+                "forwarded port {port}: expected numbers above 0, each once"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Limits that leave room for PID 1 and one process.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, Read, Write},
-    net::{Shutdown, TcpListener},
+    net::Shutdown,
     os::{
         fd::AsFd,
         unix::{
@@ -62,17 +62,12 @@ fn serve(plan: &ContainerPlan) -> Result<i32, String> {
         Some(path) => Some(UnixListener::bind(path).map_err(say("control socket"))?),
         None => None,
     };
-    let listener = match plan.gateway_port {
-        Some(port) => {
-            let listener =
-                TcpListener::bind(("127.0.0.1", port)).map_err(say("listening on gateway_port"))?;
-            listener
-                .set_nonblocking(true)
-                .map_err(say("listening on gateway_port"))?;
-            Some(listener)
-        }
-        None => None,
-    };
+    let listeners = plan
+        .ports
+        .iter()
+        .map(|port| Ok((*port, setup::listen(*port)?)))
+        .collect::<io::Result<Vec<_>>>()
+        .map_err(say("listening on a forwarded port"))?;
     // Here and not by the engine: podman takes limits of a request for all there are, and then
     // asks for more open files than every machine allows.
     setup::no_core_files().map_err(|e| e.to_string())?;
@@ -91,7 +86,7 @@ fn serve(plan: &ContainerPlan) -> Result<i32, String> {
         // Nobody else may ever connect.
         let _ = fs::remove_file(path);
     }
-    let way_out = listener.map_or(WayOut::None, WayOut::Tunnel);
+    let way_out = WayOut::Tunnel(listeners);
     let ends = Ends {
         deadline: Duration::from_secs(plan.deadline_s),
         heartbeat: Some(Duration::from_secs(plan.heartbeat_s)),

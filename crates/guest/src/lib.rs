@@ -22,6 +22,8 @@ pub mod probe;
 pub mod protocol;
 pub mod reach;
 pub mod react;
+mod rootfs;
+mod seccomp;
 mod setup;
 mod stage;
 mod sys;

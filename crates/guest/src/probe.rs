@@ -65,10 +65,10 @@ fn try_sandbox() -> Result<(Capabilities, Result<(), String>), String> {
         disk_bytes: 4 << 20,
         deadline_s: 30,
         mounts: Vec::new(),
+        rootfs: None,
         workspace: "/workspace".into(),
         home: "/home/agent".into(),
-        gateway_socket: None,
-        gateway_port: 0,
+        forwards: Vec::new(),
     };
     let outcome = (|| {
         let (mut ours, theirs) = UnixStream::pair().map_err(|e| e.to_string())?;

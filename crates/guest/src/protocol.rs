@@ -24,6 +24,15 @@ pub const PACKET_BYTES_MAX: usize = 128 << 10;
 pub const GUEST_PATH: &str = "/run/espalier/guest";
 /// Where the gateway's socket is in a sandbox that has one.
 pub const GATEWAY_SOCKET_PATH: &str = "/run/espalier/gateway.sock";
+/// Where the socket behind a forwarded port is: the first is the gateway's.
+#[must_use]
+pub fn forward_path(index: usize) -> String {
+    if index == 0 {
+        GATEWAY_SOCKET_PATH.to_owned()
+    } else {
+        format!("/run/espalier/forward-{index}.sock")
+    }
+}
 /// The only user and group in a sandbox.
 pub const UID: u32 = 1000;
 /// Bytes of a streamed output, and of each direction of a tunnelled connection, that may be on
@@ -85,8 +94,9 @@ pub enum Kind {
     GetDone = 74,
     /// From init, last: why it ends; body is text.
     Goodbye = 75,
-    /// From init: somebody connected to the gateway's port; the id names the connection from now
-    /// on, in a space of its own. Only where no socket of the host is at hand.
+    /// From init: somebody connected to a forwarded port, which is the body (`u32 LE`); the id
+    /// names the connection from now on, in a space of its own. Only where no socket of the host
+    /// is at hand.
     TunnelOpen = 76,
     /// Both ways: bytes of a connection, at most [`WINDOW_BYTES`] before they are credited.
     TunnelData = 77,
@@ -387,14 +397,15 @@ pub struct Plan {
     pub deadline_s: u64,
     /// Host path and sandbox path of each read-only mount.
     pub mounts: Vec<(PathBuf, PathBuf)>,
+    /// An unpacked image on the host instead of the host's own system.
+    #[serde(default)]
+    pub rootfs: Option<PathBuf>,
     /// Writable folder of the task.
     pub workspace: PathBuf,
     /// Writable HOME.
     pub home: PathBuf,
-    /// The gateway's socket on the host.
-    pub gateway_socket: Option<PathBuf>,
-    /// Port of the forwarder.
-    pub gateway_port: u16,
+    /// Loopback ports and the sockets on the host that they lead to. The first is the gateway's.
+    pub forwards: Vec<(u16, PathBuf)>,
 }
 
 /// A sandbox inside a container that somebody else made: the argument of `guest init`.
@@ -410,8 +421,8 @@ pub struct ContainerPlan {
     pub home: PathBuf,
     /// More folders to make and to give to the sandbox's user.
     pub folders: Vec<PathBuf>,
-    /// Port whose connections are tunnelled to the gateway.
-    pub gateway_port: Option<u16>,
+    /// Ports whose connections are tunnelled to the host.
+    pub ports: Vec<u16>,
     /// Where the one control connection is accepted; standard input and output when `None`.
     pub control_socket: Option<PathBuf>,
 }

@@ -21,8 +21,10 @@ use rustix::{
 };
 
 use crate::{
-    checks::{check_limits, check_path},
-    protocol::{GATEWAY_SOCKET_PATH, Plan, UID},
+    checks::{check_limits, check_path, check_ports},
+    protocol::{Plan, UID, forward_path},
+    rootfs::{Rootfs, writable_folder},
+    seccomp,
     stage::{Stage, attach, clone_read_only, clone_tree},
     sys,
 };
@@ -61,8 +63,10 @@ pub(crate) struct Prepared<'a> {
     pub(crate) plan: &'a Plan,
     /// Detached read-only trees, one for each of the plan's mounts.
     pub(crate) mounts: &'a [OwnedFd],
-    /// Detached tree of the gateway's socket.
-    pub(crate) gateway: Option<&'a OwnedFd>,
+    /// Detached trees of the sockets behind forwarded ports.
+    pub(crate) forwards: &'a [OwnedFd],
+    /// The image, when it is not the host's system.
+    pub(crate) rootfs: Option<&'a Rootfs>,
     /// Which limits need an rlimit: memory, processes.
     pub(crate) rlimits: (bool, bool),
 }
@@ -73,9 +77,7 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), String> {
     for path in targets.chain([&plan.workspace, &plan.home]) {
         check_path(path)?;
     }
-    if plan.gateway_socket.is_some() && plan.gateway_port == 0 {
-        return Err("gateway_port 0: expected the port of the forwarder".to_owned());
-    }
+    check_ports(plan.forwards.iter().map(|(port, _)| *port))?;
     check_limits(
         plan.memory_bytes,
         plan.pids,
@@ -84,8 +86,8 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), String> {
     )
 }
 
-/// Makes this process PID 1 of a finished sandbox. Gives the forwarder's listener.
-pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Option<TcpListener>, SetupError> {
+/// Makes this process PID 1 of a finished sandbox. Gives the forwarder's listeners.
+pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Vec<TcpListener>, SetupError> {
     become_user(prepared.stage.privileged)?;
     let _ = rustix::process::setsid();
     sys::new_session_keyring();
@@ -97,14 +99,14 @@ pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Option<TcpListener>, SetupE
     .step("making mounts private")?;
     let root = prepared.stage.root();
     build_root(prepared, &root)?;
-    let listener = network(prepared.plan)?;
+    let listeners = network(prepared.plan)?;
     rustix::process::chdir(&root).step("chdir to the new root")?;
     rustix::process::pivot_root(".", ".").step("pivot_root")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH).step("detaching the host's files")?;
     rustix::process::chdir("/").step("chdir /")?;
     limits(prepared)?;
     drop_privileges()?;
-    Ok(listener)
+    Ok(listeners)
 }
 
 fn become_user(privileged: bool) -> Result<(), SetupError> {
@@ -169,7 +171,13 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
     let tree = new_mount("tmpfs", &options, safe).step("mounting the root tmpfs")?;
     attach(&tree, root).step("attaching the root tmpfs")?;
 
-    for (source, target) in prepared.stage.shared() {
+    if let Some(rootfs) = prepared.rootfs {
+        rootfs.attach(root).step("the root file system")?;
+    }
+    let system = prepared.rootfs.is_none();
+    let ours = |target: &Path| target.starts_with("dev") || target.starts_with("run");
+    let shared = prepared.stage.shared();
+    for (source, target) in shared.filter(|(_, target)| system || ours(target)) {
         let tree = clone_tree(&source).step("system folders")?;
         attach_any(&tree, &root.join(target)).step("system folders")?;
     }
@@ -178,8 +186,16 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
         .step("mounting a fresh /proc (refused when the host covers parts of its own)")?;
     attach(&proc, &root.join("proc")).step("/proc")?;
 
-    for folder in ["/tmp", "/var/tmp", "/run/shm"] {
+    for folder in ["/tmp", "/run/shm"] {
         open_folder(root, folder, 0o1777)?;
+    }
+    let spare = |name: &str| within(root, Path::new("/run/espalier")).join(name);
+    if within(root, Path::new("/var/tmp")).exists() {
+        open_folder(root, "/run/espalier/var-tmp", 0o1777)?;
+        let tree = clone_tree(&spare("var-tmp")).step("/var/tmp")?;
+        attach(&tree, &within(root, Path::new("/var/tmp"))).step("/var/tmp")?;
+    } else if system {
+        open_folder(root, "/var/tmp", 0o1777)?;
     }
     // Shared memory counts as disk: the same tmpfs.
     let shm = clone_tree(&root.join("run/shm")).step("/dev/shm")?;
@@ -195,8 +211,13 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
         attach(&pts, &root.join("dev/pts")).step("/dev/pts")?;
     }
 
-    for folder in [&plan.home, &plan.workspace] {
-        fs::create_dir_all(within(root, folder)).step(&folder.to_string_lossy())?;
+    for (folder, spare) in [
+        (&plan.home, spare("home")),
+        (&plan.workspace, spare("workspace")),
+    ] {
+        let image = plan.rootfs.as_ref().map(|image| within(image, folder));
+        writable_folder(&within(root, folder), &spare, image.as_deref())
+            .step(&folder.to_string_lossy())?;
     }
     let passwd = root.join("run/espalier/passwd");
     let home = plan.home.display();
@@ -206,7 +227,10 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
     )
     .step("/etc/passwd")?;
     let tree = clone_read_only(&passwd).step("/etc/passwd")?;
-    attach(&tree, &root.join("etc/passwd")).step("/etc/passwd")?;
+    // An image without one has no place for it.
+    if root.join("etc/passwd").exists() {
+        attach(&tree, &root.join("etc/passwd")).step("/etc/passwd")?;
+    }
     // Through its own name it could be written.
     fs::remove_file(&passwd).step("/etc/passwd")?;
 
@@ -214,8 +238,9 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
         let step = format!("mounting {} at {}", source.display(), target.display());
         attach_any(tree, &within(root, target)).step(&step)?;
     }
-    if let Some(tree) = prepared.gateway {
-        attach_any(tree, &within(root, Path::new(GATEWAY_SOCKET_PATH))).step("gateway socket")?;
+    for (index, tree) in prepared.forwards.iter().enumerate() {
+        let path = forward_path(index);
+        attach_any(tree, &within(root, Path::new(&path))).step(&path)?;
     }
     Ok(())
 }
@@ -237,19 +262,14 @@ fn attach_any(tree: &OwnedFd, target: &Path) -> io::Result<()> {
     attach(tree, target)
 }
 
-fn network(plan: &Plan) -> Result<Option<TcpListener>, SetupError> {
+fn network(plan: &Plan) -> Result<Vec<TcpListener>, SetupError> {
     let socket =
         rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).step("socket")?;
     sys::loopback_up(socket.as_fd()).step("switching the loopback interface on")?;
-    if plan.gateway_socket.is_none() {
-        return Ok(None);
-    }
-    let listener = TcpListener::bind(("127.0.0.1", plan.gateway_port))
-        .step("listening on the gateway port")?;
-    listener
-        .set_nonblocking(true)
-        .step("listening on the gateway port")?;
-    Ok(Some(listener))
+    plan.forwards
+        .iter()
+        .map(|(port, _)| listen(*port).step("listening on a forwarded port"))
+        .collect()
 }
 
 /// 1, not 0: the kernel then writes no core file and does not start the host's core handler.
@@ -259,6 +279,13 @@ pub(crate) fn no_core_files() -> Result<(), SetupError> {
         maximum: Some(1),
     };
     rustix::process::setrlimit(Resource::Core, limit).step("RLIMIT_CORE")
+}
+
+/// Listens on a loopback port, never waiting.
+pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(("127.0.0.1", port))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
@@ -310,6 +337,7 @@ pub(crate) fn drop_privileges() -> Result<(), SetupError> {
     };
     rustix::thread::set_capabilities(None, sets).step("capset")?;
     rustix::thread::set_no_new_privs(true).step("no_new_privs")?;
+    seccomp::install().step("the filter of system calls")?;
     // PID 1 holds the control stream: nobody in here may look into it.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).step("PR_SET_DUMPABLE")
 }
@@ -331,8 +359,9 @@ pub(crate) fn descriptors(prepared: &Prepared<'_>) -> Vec<i32> {
     prepared
         .mounts
         .iter()
-        .chain(prepared.gateway)
+        .chain(prepared.forwards)
         .map(AsRawFd::as_raw_fd)
+        .chain(prepared.rootfs.into_iter().flat_map(Rootfs::descriptors))
         .collect()
 }
 
@@ -353,10 +382,10 @@ mod tests {
             disk_bytes: 64 << 20,
             deadline_s: 60,
             mounts: Vec::new(),
+            rootfs: None,
             workspace: "/workspace".into(),
             home: "/home/agent".into(),
-            gateway_socket: None,
-            gateway_port: 0,
+            forwards: Vec::new(),
         }
     }
 
@@ -372,7 +401,9 @@ mod tests {
         assert!(refused(|p| p.home = "/home/../etc".into()).contains(".."));
         assert!(refused(|p| p.home = "/".into()).contains("below /"));
         assert!(refused(|p| p.mounts = vec![("/x".into(), "/proc/x".into())]).contains("ours"));
-        assert!(refused(|p| p.gateway_socket = Some("/s".into())).contains("gateway_port"));
+        assert!(refused(|p| p.forwards = vec![(0, "/s".into())]).contains("port 0"));
+        let twice = |p: &mut Plan| p.forwards = vec![(80, "/s".into()), (80, "/t".into())];
+        assert!(refused(twice).contains("port 80"));
         assert!(refused(|p| p.cpu_cores = f64::NAN).contains("cpu_cores"));
         assert!(refused(|p| p.pids = 1).contains("pids"));
     }

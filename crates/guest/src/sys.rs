@@ -4,7 +4,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "raw system calls: clone3, fork, execve, signalfd, mount_setattr"
+    reason = "raw system calls: clone3, fork, execve, signalfd, mount_setattr, seccomp"
 )]
 
 use std::{
@@ -213,6 +213,26 @@ pub(crate) fn loopback_up(socket: BorrowedFd<'_>) -> io::Result<()> {
             ptr::from_ref(&request),
         )))?;
     }
+    Ok(())
+}
+
+/// Puts a filter of system calls on this process and all that it will start.
+pub(crate) fn install_filter(program: &[libc::sock_filter]) -> io::Result<()> {
+    let length = u16::try_from(program.len()).map_err(io::Error::other)?;
+    let program = libc::sock_fprog {
+        len: length,
+        filter: program.as_ptr().cast_mut(),
+    };
+    // SAFETY: the kernel copies the program, which outlives the call, and does not write to it.
+    check(c_long::from(unsafe {
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            ptr::from_ref(&program),
+            0,
+            0,
+        )
+    }))?;
     Ok(())
 }
 

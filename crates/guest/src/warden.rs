@@ -32,6 +32,7 @@ use crate::{
     protocol::{
         Capabilities, Frame, FromWarden, Hello, Kind, PACKET_BYTES_MAX, Plan, ToWarden, VERSION,
     },
+    rootfs::Rootfs,
     setup::{self, Prepared, check_plan},
     stage::{Refusal, Stage, all_namespaces, clone_read_only},
     sys,
@@ -243,8 +244,13 @@ impl Warden {
             .map(|(source, _)| clone_read_only(source))
             .collect::<io::Result<Vec<_>>>()
             .map_err(|e| e.to_string())?;
-        let gateway = match &plan.gateway_socket {
-            Some(path) => Some(open_gateway(path, self.stage.privileged)?),
+        let forwards = plan
+            .forwards
+            .iter()
+            .map(|(_, path)| open_socket(path, self.stage.privileged))
+            .collect::<Result<Vec<_>, _>>()?;
+        let rootfs = match &plan.rootfs {
+            Some(folder) => Some(Rootfs::open(folder, [&plan.workspace, &plan.home])?),
             None => None,
         };
         let limits = GroupLimits {
@@ -260,7 +266,8 @@ impl Warden {
             stage: &self.stage,
             plan,
             mounts: &mounts,
-            gateway: gateway.as_ref(),
+            forwards: &forwards,
+            rootfs: rootfs.as_ref(),
             rlimits: self.places.needs_rlimits(),
         };
         match self.spawn(&prepared, &group, control) {
@@ -402,13 +409,13 @@ impl Living {
     }
 }
 
-/// The gateway's socket as a detached mount. A privileged warden's sandboxes run as nobody, who
+/// A socket behind a forwarded port as a detached mount. A privileged warden's sandboxes run as nobody, who
 /// needs write permission on the socket to connect.
-fn open_gateway(path: &Path, privileged: bool) -> Result<OwnedFd, String> {
-    let say = |error: io::Error| format!("gateway socket {}: {error}", path.display());
+fn open_socket(path: &Path, privileged: bool) -> Result<OwnedFd, String> {
+    let say = |error: io::Error| format!("socket {}: {error}", path.display());
     let metadata = fs::metadata(path).map_err(say)?;
     if !metadata.file_type().is_socket() {
-        return Err(format!("gateway socket {}: not a socket", path.display()));
+        return Err(format!("{}: not a socket", path.display()));
     }
     let mode = metadata.permissions().mode();
     if privileged && mode & 0o002 == 0 {
@@ -435,18 +442,18 @@ fn child(prepared: &Prepared<'_>, go: &OwnedFd, control: OwnedFd) -> ! {
     let _ = rustix::thread::set_name(c"espalier-init");
     let made = setup::run(prepared)
         .map_err(|error| error.to_string())
-        .and_then(|listener| {
+        .and_then(|listeners| {
             let control = init::Control::of_socket(&stream).map_err(|e| e.to_string())?;
-            Ok((listener, control))
+            Ok((listeners, control))
         });
     match made {
-        Ok((listener, control)) => {
+        Ok((listeners, control)) => {
             // Whatever setup used is not for PID 1.
             let mut keep = vec![0, 1, 2];
             keep.extend(control.descriptors());
-            keep.extend(listener.iter().map(AsRawFd::as_raw_fd));
+            keep.extend(listeners.iter().map(AsRawFd::as_raw_fd));
             sys::close_all_but(&keep);
-            let way_out = listener.map_or(init::WayOut::None, init::WayOut::Socket);
+            let way_out = init::WayOut::Sockets(listeners);
             let ends = init::Ends {
                 deadline: Duration::from_secs(prepared.plan.deadline_s),
                 heartbeat: None,

@@ -30,6 +30,7 @@
 
 mod docker;
 mod doctor;
+mod egress;
 mod guest_binary;
 mod inhabited;
 mod kind;
@@ -40,6 +41,7 @@ mod warden;
 
 pub use docker::{DockerConfig, DockerProvider};
 pub use doctor::{Check, doctor};
+pub use egress::{Allowed, Decision, EgressProxy, EgressRecord};
 pub use guest::{
     archive::{Entry, EntryKind},
     protocol::{Capabilities, Degraded, GATEWAY_SOCKET_PATH, GUEST_PATH},
@@ -99,8 +101,8 @@ pub struct Spec {
     /// A name for logs; unique among the living sandboxes of the provider.
     pub name: String,
     /// What the root file system is made of: the name or id of an image that the engine or the
-    /// cluster can get. `None`: the kind's default, which for `local` is the host's system. Kinds
-    /// without images refuse one with [`SandboxError::Unsupported`].
+    /// cluster can get; for `local` the folder of an unpacked root file system. `None`: the kind's
+    /// default, which for `local` is the host's system.
     pub image: Option<String>,
     /// Limits.
     pub limits: Limits,
@@ -121,6 +123,9 @@ pub struct Spec {
     pub gateway_socket: Option<PathBuf>,
     /// Port of the forwarder inside the sandbox.
     pub gateway_port: u16,
+    /// More loopback ports of the sandbox, and the unix sockets on the host that they lead to, as
+    /// for the gateway's: an [`EgressProxy`], a service of the task.
+    pub forwards: Vec<(u16, PathBuf)>,
 }
 
 impl Default for Spec {
@@ -137,7 +142,17 @@ impl Default for Spec {
             env: BTreeMap::new(),
             gateway_socket: None,
             gateway_port: 8080,
+            forwards: Vec::new(),
         }
+    }
+}
+
+impl Spec {
+    /// The gateway's port and the others.
+    fn all_forwards(&self) -> Vec<(u16, PathBuf)> {
+        let gateway = self.gateway_socket.clone();
+        let gateway = gateway.map(|socket| (self.gateway_port, socket));
+        gateway.into_iter().chain(self.forwards.clone()).collect()
     }
 }
 
@@ -467,10 +482,8 @@ fn check(spec: &Spec) -> Result<(), SandboxError> {
     for path in targets.chain([&spec.workspace, &spec.home]) {
         guest::checks::check_path(path).map_err(invalid)?;
     }
-    if spec.gateway_socket.is_some() && spec.gateway_port == 0 {
-        let reason = "gateway_port 0: expected the port of the forwarder";
-        return Err(invalid(reason.to_owned()));
-    }
+    let ports = spec.all_forwards().into_iter().map(|(port, _)| port);
+    guest::checks::check_ports(ports).map_err(invalid)?;
     let limits = &spec.limits;
     guest::checks::check_limits(
         limits.memory_bytes,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::{
-    Provider, Sandbox, SandboxError, Spec,
+    Provider, RefusalCause, Sandbox, SandboxError, Spec,
     inhabited::{Inhabited, Shell},
     stream::{Stream, StreamSettings},
     warden::{Made, Warden},
@@ -124,10 +124,10 @@ fn plan(spec: &Spec) -> Plan {
             .iter()
             .map(|m| (m.source.clone(), m.target.clone()))
             .collect(),
+        rootfs: spec.image.as_ref().map(Into::into),
         workspace: spec.workspace.clone(),
         home: spec.home.clone(),
-        gateway_socket: spec.gateway_socket.clone(),
-        gateway_port: spec.gateway_port,
+        forwards: spec.all_forwards(),
     }
 }
 
@@ -135,10 +135,7 @@ fn plan(spec: &Spec) -> Plan {
 impl Provider for LocalProvider {
     async fn create(&self, spec: Spec) -> Result<Box<dyn Sandbox>, SandboxError> {
         if let Some(image) = &spec.image {
-            return Err(SandboxError::Unsupported {
-                what: format!("image {image}: the kind local has none but the host's system"),
-                hint: "use the kind docker or kubernetes, or leave `image` out".to_owned(),
-            });
+            check_image(&spec.name, image)?;
         }
         crate::check(&spec)?;
         let failed = |reason: String| SandboxError::Create {
@@ -168,6 +165,28 @@ impl Provider for LocalProvider {
             Inhabited::start(spec, stream, hello, Box::new(made)).await?,
         ))
     }
+}
+
+/// The folder of an unpacked root file system, or the reason why not.
+fn check_image(name: &str, image: &str) -> Result<(), SandboxError> {
+    let folder = std::path::Path::new(image);
+    if !folder.is_absolute() {
+        return Err(SandboxError::Unsupported {
+            what: format!("image {image}: the kind local has no images by name"),
+            hint: "name the folder of an unpacked root file system, use the kind docker, or leave \
+                   `image` out"
+                .to_owned(),
+        });
+    }
+    if !folder.is_dir() {
+        return Err(SandboxError::Refused {
+            name: name.to_owned(),
+            cause: RefusalCause::Image,
+            reason: format!("{image} is no folder here"),
+            hint: "unpack an image there, for example with `docker export`".to_owned(),
+        });
+    }
+    Ok(())
 }
 
 #[async_trait]

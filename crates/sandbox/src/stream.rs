@@ -77,8 +77,8 @@ struct Operation {
 pub(crate) struct StreamSettings {
     /// Say that we live, this often; never when `None`.
     pub(crate) ping_every: Option<Duration>,
-    /// The gateway's socket here, for guests that tunnel to it.
-    pub(crate) gateway_socket: Option<PathBuf>,
+    /// Forwarded ports and the sockets here that they lead to, for guests that tunnel.
+    pub(crate) forwards: HashMap<u16, PathBuf>,
 }
 
 /// Bytes to write. A bulk frame holds its share of the queue until it is written.
@@ -175,7 +175,7 @@ impl Stream {
             operations: Mutex::new(operations),
             goodbye: watch::channel(None).0,
             tunnels: Tunnels::new(
-                settings.gateway_socket,
+                settings.forwards,
                 queue.clone(),
                 tasks.clone(),
                 stop.clone(),

@@ -1,5 +1,5 @@
 //! Our side of the guest's tunnel: connections of the sandbox that travel as frames on its control
-//! stream, each joined here with a connection to the gateway's socket.
+//! stream, each joined here with a connection to the socket behind its port, the gateway's first of all.
 
 use std::{
     collections::HashMap,
@@ -48,7 +48,8 @@ struct Open {
 /// The tunnelled connections of one sandbox.
 #[derive(Debug)]
 pub(crate) struct Tunnels {
-    socket: Option<PathBuf>,
+    /// By port.
+    sockets: HashMap<u16, PathBuf>,
     queue: mpsc::UnboundedSender<Outgoing>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -57,13 +58,13 @@ pub(crate) struct Tunnels {
 
 impl Tunnels {
     pub(crate) fn new(
-        socket: Option<PathBuf>,
+        sockets: HashMap<u16, PathBuf>,
         queue: mpsc::UnboundedSender<Outgoing>,
         tasks: TaskTracker,
         stop: CancellationToken,
     ) -> Self {
         Self {
-            socket,
+            sockets,
             queue,
             tasks,
             stop,
@@ -75,8 +76,11 @@ impl Tunnels {
     pub(crate) fn hear(&self, frame: Frame) -> Result<(), String> {
         let mut all = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if frame.kind == Kind::TunnelOpen {
-            let refused = self.socket.is_none() || all.len() >= CONNECTIONS_MAX;
-            let (Some(socket), false) = (&self.socket, refused) else {
+            let port = decode_count(&frame.body).map_err(|e| e.to_string())?;
+            let socket = u16::try_from(port)
+                .ok()
+                .and_then(|port| self.sockets.get(&port));
+            let (Some(socket), false) = (socket, all.len() >= CONNECTIONS_MAX) else {
                 let close = Frame::new(Kind::TunnelClose, frame.id, Vec::new());
                 Outgoing::send(&self.queue, &close, None);
                 return Ok(());

@@ -21,7 +21,7 @@ const SCHEMA = {
   properties: { command: { type: "string" }, timeout: { type: "number" } },
   required: ["command"],
 };
-const LONG = "word ".repeat(60_000);
+const LONG = "qzx ".repeat(60_000);
 const proven = (what) => console.log(`proven ${what}`);
 const user = { role: "user", content: "look" };
 

@@ -20,7 +20,7 @@ SCHEMA = {
     "properties": {"command": {"type": "string"}, "timeout": {"type": "number"}},
     "required": ["command"],
 }
-LONG = "word " * 60_000
+LONG = "qzx " * 60_000
 
 
 def rollout():

@@ -1,4 +1,5 @@
-//! The only way out: connections to a loopback port go to the gateway's unix socket.
+//! The only way out: connections to a loopback port go to a unix socket of the host, the
+//! gateway's first of all.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +17,7 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
 
-use crate::protocol::GATEWAY_SOCKET_PATH;
+use crate::protocol::forward_path;
 
 /// Connections at a time; more wait in the listen queue.
 pub(super) const CONNECTIONS_MAX: usize = 256;
@@ -29,7 +30,7 @@ const CONNECT_RETRY: Duration = Duration::from_millis(10);
 /// A descriptor of the forwarder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    Listener,
+    Listener(usize),
     Inside(u64),
     Gateway(u64),
 }
@@ -101,6 +102,8 @@ fn not_yet(error: io::Error) -> io::Result<()> {
 
 #[derive(Debug)]
 struct Connection {
+    /// Which of the ports it came to.
+    port: usize,
     inside: TcpStream,
     /// `None` until the gateway's queue has room.
     gateway: Option<UnixStream>,
@@ -109,19 +112,19 @@ struct Connection {
     down: Flow,
 }
 
-/// The listener and its connections.
+/// The listeners and their connections.
 #[derive(Debug)]
 pub(super) struct Forwarder {
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
     connections: BTreeMap<u64, Connection>,
     next: u64,
 }
 
 /// Connects without waiting; `None` when the queue is full.
-fn connect() -> io::Result<Option<UnixStream>> {
+fn connect(port: usize) -> io::Result<Option<UnixStream>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&socket, &SocketAddrUnix::new(GATEWAY_SOCKET_PATH)?) {
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(forward_path(port))?) {
         Ok(()) => Ok(Some(UnixStream::from(socket))),
         Err(rustix::io::Errno::AGAIN) => Ok(None),
         Err(error) => Err(error.into()),
@@ -129,9 +132,9 @@ fn connect() -> io::Result<Option<UnixStream>> {
 }
 
 impl Forwarder {
-    pub(super) fn new(listener: TcpListener) -> Self {
+    pub(super) fn new(listeners: Vec<TcpListener>) -> Self {
         Self {
-            listener,
+            listeners,
             connections: BTreeMap::new(),
             next: 0,
         }
@@ -141,7 +144,9 @@ impl Forwarder {
     /// a closed peer would wake us for ever.
     pub(super) fn descriptors<'a>(&'a self, mut add: impl FnMut(Part, BorrowedFd<'a>, PollFlags)) {
         if self.connections.len() < CONNECTIONS_MAX {
-            add(Part::Listener, self.listener.as_fd(), PollFlags::IN);
+            for (port, listener) in self.listeners.iter().enumerate() {
+                add(Part::Listener(port), listener.as_fd(), PollFlags::IN);
+            }
         }
         let flags = |read: bool, write: bool| {
             let read = if read {
@@ -181,7 +186,7 @@ impl Forwarder {
             if connection.gateway.is_some() {
                 return true;
             }
-            match connect() {
+            match connect(connection.port) {
                 Ok(gateway) => {
                     connection.gateway = gateway;
                     connection.gateway.is_some() || now < connection.connect_until
@@ -193,7 +198,7 @@ impl Forwarder {
 
     pub(super) fn step(&mut self, part: Part, flags: PollFlags) {
         match part {
-            Part::Listener => self.accept(),
+            Part::Listener(port) => self.accept(port),
             Part::Inside(id) | Part::Gateway(id) => {
                 let Some(connection) = self.connections.get_mut(&id) else {
                     return;
@@ -205,16 +210,20 @@ impl Forwarder {
         }
     }
 
-    fn accept(&mut self) {
+    fn accept(&mut self, port: usize) {
+        let Some(listener) = self.listeners.get(port) else {
+            return;
+        };
         while self.connections.len() < CONNECTIONS_MAX {
-            let Ok((inside, _)) = self.listener.accept() else {
+            let Ok((inside, _)) = listener.accept() else {
                 return;
             };
             let _ = inside.set_nodelay(true);
             // A gateway that is gone refuses; the client sees its connection closed.
-            let Ok(gateway) = connect() else { continue };
+            let Ok(gateway) = connect(port) else { continue };
             if inside.set_nonblocking(true).is_ok() {
                 let connection = Connection {
+                    port,
                     inside,
                     gateway,
                     connect_until: Instant::now() + CONNECT_TIMEOUT,

@@ -65,15 +65,13 @@ enum Source {
     Tunnel(tunnel::Part),
 }
 
-/// How connections to the gateway's port get out.
+/// How connections to forwarded ports get out.
 #[derive(Debug)]
 pub(crate) enum WayOut {
-    /// There is none.
-    None,
-    /// Through the gateway's socket, which is in the sandbox.
-    Socket(TcpListener),
+    /// Through the host's sockets, which are in the sandbox: `protocol::forward_path`.
+    Sockets(Vec<TcpListener>),
     /// Through the control stream.
-    Tunnel(TcpListener),
+    Tunnel(Vec<(u16, TcpListener)>),
 }
 
 /// When init ends by itself.
@@ -108,9 +106,8 @@ pub(crate) fn run(control: Control, way_out: WayOut, ends: Ends, hello: &Hello) 
         return EXIT_BROKEN;
     };
     let (forwarder, tunnel) = match way_out {
-        WayOut::None => (None, None),
-        WayOut::Socket(listener) => (Some(forward::Forwarder::new(listener)), None),
-        WayOut::Tunnel(listener) => (None, Some(tunnel::Tunnel::new(listener))),
+        WayOut::Sockets(listeners) => (Some(forward::Forwarder::new(listeners)), None),
+        WayOut::Tunnel(listeners) => (None, Some(tunnel::Tunnel::new(listeners))),
     };
     let now = Instant::now();
     let mut init = Init {

@@ -19,7 +19,7 @@ const CONNECTIONS_MAX: usize = 256;
 /// A descriptor of the tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    Listener,
+    Listener(usize),
     Connection(u32),
 }
 
@@ -36,18 +36,18 @@ struct Connection {
     down_shut: bool,
 }
 
-/// The listener and its connections.
+/// The listeners and their connections.
 #[derive(Debug)]
 pub(super) struct Tunnel {
-    listener: TcpListener,
+    listeners: Vec<(u16, TcpListener)>,
     connections: BTreeMap<u32, Connection>,
     next: u32,
 }
 
 impl Tunnel {
-    pub(super) fn new(listener: TcpListener) -> Self {
+    pub(super) fn new(listeners: Vec<(u16, TcpListener)>) -> Self {
         Self {
-            listener,
+            listeners,
             connections: BTreeMap::new(),
             next: 1,
         }
@@ -56,7 +56,9 @@ impl Tunnel {
     /// Names each descriptor with what it waits for.
     pub(super) fn descriptors<'a>(&'a self, mut add: impl FnMut(Part, BorrowedFd<'a>, PollFlags)) {
         if self.connections.len() < CONNECTIONS_MAX {
-            add(Part::Listener, self.listener.as_fd(), PollFlags::IN);
+            for (index, (_, listener)) in self.listeners.iter().enumerate() {
+                add(Part::Listener(index), listener.as_fd(), PollFlags::IN);
+            }
         }
         for (id, connection) in &self.connections {
             let mut flags = PollFlags::empty();
@@ -76,7 +78,7 @@ impl Tunnel {
     pub(super) fn step(&mut self, part: Part, scratch: &mut [u8]) -> Vec<Frame> {
         let mut frames = Vec::new();
         match part {
-            Part::Listener => self.accept(&mut frames),
+            Part::Listener(index) => self.accept(index, &mut frames),
             Part::Connection(id) => {
                 let Some(connection) = self.connections.get_mut(&id) else {
                     return frames;
@@ -122,9 +124,12 @@ impl Tunnel {
         Ok(())
     }
 
-    fn accept(&mut self, frames: &mut Vec<Frame>) {
+    fn accept(&mut self, index: usize, frames: &mut Vec<Frame>) {
+        let Some((port, listener)) = self.listeners.get(index) else {
+            return;
+        };
         while self.connections.len() < CONNECTIONS_MAX {
-            let Ok((inside, _)) = self.listener.accept() else {
+            let Ok((inside, _)) = listener.accept() else {
                 return;
             };
             let _ = inside.set_nodelay(true);
@@ -133,7 +138,11 @@ impl Tunnel {
             }
             let id = self.next;
             self.next = self.next.wrapping_add(1);
-            frames.push(Frame::new(Kind::TunnelOpen, id, Vec::new()));
+            frames.push(Frame::new(
+                Kind::TunnelOpen,
+                id,
+                encode_count(usize::from(*port)),
+            ));
             self.connections.insert(
                 id,
                 Connection {

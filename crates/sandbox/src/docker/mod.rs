@@ -67,8 +67,10 @@ const MAKE_TIMEOUT: Duration = Duration::from_secs(120);
 pub struct DockerConfig {
     /// Where the engine listens: `unix:///PATH` or `tcp://HOST:PORT`. `None`: what `DOCKER_HOST`
     /// says, else `unix:///var/run/docker.sock`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// The image of sandboxes whose spec names none. The engine must have it: nothing is pulled.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Folders beside workspace, HOME and `/tmp` that can be written.
     pub folders: Vec<PathBuf>,
@@ -259,7 +261,7 @@ impl Maker {
         container.hear_complaints(complaint);
         let settings = StreamSettings {
             ping_every: Some(PING_EVERY),
-            gateway_socket: spec.gateway_socket.clone(),
+            forwards: spec.all_forwards().into_iter().collect(),
         };
         let (stream, hello) = Stream::start(demux, writer, settings, &self.tasks);
         let mut spec = spec;
@@ -359,7 +361,7 @@ impl Maker {
             workspace: spec.workspace.clone(),
             home: spec.home.clone(),
             folders: self.config.folders.clone(),
-            gateway_port: spec.gateway_socket.as_ref().map(|_| spec.gateway_port),
+            ports: spec.all_forwards().iter().map(|(port, _)| *port).collect(),
             control_socket: None,
         };
         folders.extend([spec.workspace.clone(), spec.home.clone()]);

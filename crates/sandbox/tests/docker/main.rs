@@ -32,7 +32,7 @@ async fn provider(host: &str, image: Option<String>) -> (DockerProvider, String)
     let image = match image {
         Some(image) => image,
         None => provider
-            .import(engines::rootfs(), "espalier-test:1")
+            .import(suite::rootfs::rootfs(), "espalier-test:1")
             .await
             .expect("an imported image"),
     };

@@ -10,6 +10,7 @@
 
 mod conformance;
 mod density;
+mod egress;
 mod isolation;
 mod leaks;
 mod lifetime;

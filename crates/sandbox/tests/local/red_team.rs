@@ -138,6 +138,23 @@ async fn pid_1_cannot_be_traced_or_read() {
 }
 
 #[tokio::test]
+async fn system_calls_that_nobody_needs_are_not_there() {
+    let sandbox = sandbox().await;
+    assert_eq!(
+        say(&*sandbox, "grep -c '^Seccomp:.2' /proc/self/status").await,
+        "1"
+    );
+    // bpf, perf_event_open, userfaultfd, io_uring_setup, keyctl, open_by_handle_at, init_module.
+    let text = "import ctypes, errno\nlibc = ctypes.CDLL(None, use_errno=True)\n\
+        for n in (321, 298, 323, 425, 250, 304, 175):\n    libc.syscall(n, 0, 0, 0, 0, 0); print(errno.errorcode[ctypes.get_errno()])";
+    if cfg!(target_arch = "x86_64")
+        && let Some(output) = python(&*sandbox, text).await
+    {
+        assert_eq!(output.stdout, b"ENOSYS\n".repeat(7), "{output:?}");
+    }
+}
+
+#[tokio::test]
 async fn links_lead_nowhere() {
     let sandbox = sandbox().await;
     std::fs::write("/tmp/espalier-red-team-secret", "secret of the host").unwrap();

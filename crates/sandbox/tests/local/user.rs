@@ -50,6 +50,7 @@ fn everything_works_for_an_ordinary_user() {
             "2",
             "conformance::",
             "red_team::",
+            "egress::",
             "isolation::",
             "limits::",
             "lifetime::",

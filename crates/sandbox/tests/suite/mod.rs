@@ -10,6 +10,7 @@ mod life;
 mod limits;
 mod network;
 mod process;
+pub(crate) mod rootfs;
 mod stream;
 mod tar;
 

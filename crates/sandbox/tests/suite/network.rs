@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
 };
 
-use sandbox::{Exit, GUEST_PATH, Output, Sandbox, Spec};
+use sandbox::{Exit, GUEST_PATH, Output, Sandbox, SandboxError, Spec};
 
 use super::{World, cases, command, run, say};
 
@@ -122,6 +122,20 @@ cases! {
             let _ = reach(&*sandbox, "tcp", "127.0.0.1:8080", b"x").await;
         }
         assert_eq!(say(&*sandbox, "echo alive").await, "alive");
+    }
+
+    async fn forwarded_ports_lead_to_their_own_sockets(world) {
+        let (gateway, other) = (Gateway::start(echo), Gateway::start(measure));
+        let mut spec = gateway.spec(world);
+        spec.forwards = vec![(9001, other.socket.clone())];
+        let sandbox = world.make(spec.clone()).await;
+        let output = reach(&*sandbox, "tcp", "127.0.0.1:8080", b"four").await;
+        assert_eq!(output.stdout, b"four");
+        let output = reach(&*sandbox, "tcp", "127.0.0.1:9001", b"four").await;
+        assert_eq!(output.stdout, b"4");
+        spec.forwards.push((8080, other.socket.clone()));
+        let result = world.try_make(spec).await;
+        assert!(matches!(result, Err(SandboxError::Refused { .. })), "a port twice: {result:?}");
     }
 
     async fn without_a_gateway_there_is_no_port(world) {

@@ -357,48 +357,4 @@ mod tests {
         );
         assert_eq!(c, [42.0, 53.0, 77.0, 96.0]);
     }
-
-    /// What decoding relies on: a row of a product does not depend on how many rows there are,
-    /// from two rows and more than 256 results on.
-    #[test]
-    fn rows_do_not_depend_on_the_batch() {
-        let value = |i: usize| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0;
-        for (k, n) in [
-            (32, 64),
-            (32, 32),
-            (32, 80),
-            (40, 32),
-            (32, 41),
-            (192, 300),
-            (192, 384),
-            (512, 192),
-            (192, 1700),
-        ] {
-            let a: Vec<f32> = (0..300 * k).map(value).collect();
-            let b: Vec<f32> = (0..n * k).map(|i| value(i + 77)).collect();
-            let product = |rows: usize| {
-                let mut c = vec![0.0; rows * n];
-                matmul(
-                    &mut c,
-                    n,
-                    0.0,
-                    1.0,
-                    Mat::dense(&a[..rows * k], rows, k),
-                    Mat::dense(&b, n, k).t(),
-                    Threads::One,
-                );
-                c
-            };
-            let all = product(300);
-            for rows in (2..70)
-                .chain([100, 128, 200, 256])
-                .filter(|rows| rows * n > 256)
-            {
-                assert!(
-                    product(rows)[..] == all[..rows * n],
-                    "{rows} rows of {k} times {n} columns"
-                );
-            }
-        }
-    }
 }

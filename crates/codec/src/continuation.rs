@@ -312,6 +312,7 @@ fn exact(
             encoded: (ids.len() - exact) as u32,
             echoes_matched: matched,
             echoes_foreign: foreign,
+            media: Vec::new(),
         },
         ids,
         text,

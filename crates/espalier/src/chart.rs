@@ -44,11 +44,13 @@ pub(crate) struct Mark {
     pub(crate) ci95: (f64, f64),
 }
 
-/// Evaluations at the ends of the curve.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+/// Evaluations at the ends of the curve and between.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Marks {
     /// Before the first step.
     pub(crate) before: Option<Mark>,
+    /// On the way, with the steps that were complete.
+    pub(crate) during: Vec<(u64, Mark)>,
     /// After the last step.
     pub(crate) after: Option<Mark>,
 }
@@ -71,15 +73,18 @@ pub(crate) fn reward_curve(folder: &Path, summary: &Summary, pass: &[f64]) -> Re
         .zip(summary.reward.iter().zip(pass))
         .map(|(step, (&reward, &pass))| Point { step, reward, pass })
         .collect();
-    let mark = |pass: &Pass| {
-        Some(Mark {
-            pass: pass.pass_at_1,
-            ci95: (pass.ci95[0], pass.ci95[1]),
-        })
+    let mark = |pass: &Pass| Mark {
+        pass: pass.pass_at_1,
+        ci95: (pass.ci95[0], pass.ci95[1]),
     };
+    let eval = &summary.eval;
+    let during = eval.during.iter();
     let marks = Marks {
-        before: mark(&summary.eval.before.sampled),
-        after: mark(&summary.eval.after.sampled),
+        before: Some(mark(&eval.before.sampled)),
+        during: during
+            .map(|at| (at.step, mark(&at.evaluation.sampled)))
+            .collect(),
+        after: Some(mark(&eval.after.sampled)),
     };
     curve(&folder.join(FILE), &points, marks)
         .map_err(|error| CliError::failed("the reward curve", error))
@@ -161,8 +166,11 @@ fn draw<'a>(text: &'a mut String, points: &[Point], marks: Marks) -> Result<(), 
             .map(|at| Circle::new(at, 3, style.filled()));
         chart.draw_series(dots)?;
     }
-    let marks: Vec<(f64, Mark)> = [(0.0, marks.before), (last, marks.after)]
-        .into_iter()
+    let during = marks.during.iter();
+    let during = during.map(|(step, mark)| (*step as f64, Some(*mark)));
+    let marks: Vec<(f64, Mark)> = std::iter::once((0.0, marks.before))
+        .chain(during)
+        .chain([(last, marks.after)])
         .filter_map(|(step, mark)| Some((step, mark?)))
         .filter(|(_, mark)| {
             mark.pass.is_finite() && mark.ci95.0.is_finite() && mark.ci95.1.is_finite()
@@ -216,7 +224,11 @@ mod tests {
         });
         let svg = drawn(
             &[point(1, 0.4), point(2, 0.6), point(3, 0.8)],
-            Marks { before, after },
+            Marks {
+                before,
+                during: vec![(2, before.unwrap())],
+                after,
+            },
         );
         assert!(
             svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"),
@@ -231,8 +243,8 @@ mod tests {
         ] {
             assert!(svg.contains(word), "{word} is missing");
         }
-        // Two marks of radius 5; curve points have radius 3.
-        assert_eq!(svg.matches("r=\"5\"").count(), 2);
+        // Three marks of radius 5; curve points have radius 3.
+        assert_eq!(svg.matches("r=\"5\"").count(), 3);
         assert_eq!(svg.matches("r=\"3\"").count(), 6);
     }
 

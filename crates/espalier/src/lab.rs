@@ -111,9 +111,23 @@ impl Lab {
 
     /// Jobs for every task with every harness, group by group.
     pub(crate) fn jobs(&self, tasks: &[Arc<Task>], plan: Plan<'_>) -> Result<Vec<Job>, CliError> {
+        let all: Vec<_> = tasks.iter().map(|task| (Arc::clone(task), None)).collect();
+        self.jobs_of(&all, plan)
+    }
+
+    /// Jobs for pairs of task and harness, an index into the recipe's; `None` means all of them.
+    pub(crate) fn jobs_of(
+        &self,
+        pairs: &[(Arc<Task>, Option<usize>)],
+        plan: Plan<'_>,
+    ) -> Result<Vec<Job>, CliError> {
         let mut jobs = Vec::new();
-        for task in tasks {
-            for installed in &self.harnesses {
+        for (task, harness) in pairs {
+            let chosen = match harness {
+                Some(at) => self.harnesses.get(*at..=*at).unwrap_or_default(),
+                None => &self.harnesses,
+            };
+            for installed in chosen {
                 let specs = plan_group(GroupPlan {
                     run_seed: self.seed,
                     step: u32::try_from(plan.step).unwrap_or(u32::MAX),

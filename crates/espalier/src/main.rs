@@ -3,6 +3,7 @@
 //! Exit codes: 0 ok, 1 failed, 2 bad usage, 130 interrupted.
 
 mod chart;
+mod chat_rows;
 mod commands;
 mod curriculum;
 mod display;
@@ -12,10 +13,12 @@ mod policy;
 mod recipe;
 mod run_dir;
 mod score;
+mod steps;
 mod summary;
 mod teacher;
 mod tensorboard;
 mod text;
+mod trainer;
 mod training;
 
 use std::process::ExitCode;
@@ -41,11 +44,13 @@ enum Command {
     Sft(commands::sft::Arguments),
     Rollout(commands::rollout::Arguments),
     Eval(commands::eval::Arguments),
+    Harness(commands::harness::Arguments),
     Serve(commands::serve::Arguments),
     Inspect(commands::inspect::Arguments),
     Tree(commands::tree::Arguments),
     Doctor(commands::doctor::Arguments),
     Tasks(commands::tasks::Arguments),
+    Policy(commands::policy::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -71,11 +76,13 @@ fn main() -> ExitCode {
             Command::Sft(arguments) => commands::sft::run(arguments, json).await,
             Command::Rollout(arguments) => commands::rollout::run(arguments, json).await,
             Command::Eval(arguments) => commands::eval::run(arguments, json).await,
+            Command::Harness(arguments) => commands::harness::run(arguments, json).await,
             Command::Serve(arguments) => commands::serve::run(arguments, json).await,
             Command::Inspect(arguments) => commands::inspect::run(&arguments, json),
             Command::Tree(arguments) => commands::tree::run(&arguments, json),
             Command::Doctor(arguments) => commands::doctor::run(arguments, json).await,
             Command::Tasks(arguments) => commands::tasks::run(arguments, json).await,
+            Command::Policy(arguments) => commands::policy::run(&arguments, json),
         }
     });
     match outcome {

@@ -6,14 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use learner::{Schedule, grpo::GrpoSettings};
+use learner::filter::Filter;
 use model::adamw::AdamWSettings;
-use objective::Scale;
 use sandbox::Limits;
 use serde::{Deserialize, Serialize};
-use tree::Selection;
 
-use crate::{curriculum::CurriculumSettings, error::CliError};
+use crate::error::CliError;
+
+mod train;
+
+pub(crate) use train::{Baseline, CriticPlace, TrainSettings};
 
 /// The whole recipe, as written or with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -117,55 +119,6 @@ impl Default for RolloutSettings {
     }
 }
 
-/// Reinforcement learning.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct TrainSettings {
-    /// Steps: batches of rollouts, each followed by an update.
-    pub(crate) steps: u64,
-    /// Tasks per step.
-    pub(crate) tasks_per_step: usize,
-    /// Rollouts per task and harness: the size of a group.
-    pub(crate) samples: u32,
-    /// Draw more of the tasks whose groups are mixed; without it all come equally often.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) curriculum: Option<CurriculumSettings>,
-    /// What the differences to the group's mean reward are divided by.
-    pub(crate) scale: Scale,
-    /// Advantages below 0 are multiplied by this. 1 is GRPO; smaller values learn more from what
-    /// worked than from what failed, which a small policy survives at higher learning rates
-    /// (arXiv 2504.11343 and 2506.01347 compare both ends).
-    pub(crate) negative_weight: f64,
-    /// Which branches are trained.
-    pub(crate) selection: Selection,
-    /// The loss.
-    pub(crate) grpo: GrpoSettings,
-    /// Learning rate.
-    pub(crate) rate: Schedule,
-    /// The optimiser.
-    pub(crate) optimiser: AdamWSettings,
-    /// A checkpoint every so many steps; the last step always writes one.
-    pub(crate) checkpoint_every: u64,
-}
-
-impl Default for TrainSettings {
-    fn default() -> Self {
-        Self {
-            steps: 30,
-            tasks_per_step: 16,
-            samples: 8,
-            curriculum: None,
-            scale: Scale::Std,
-            negative_weight: 1.0,
-            selection: Selection::default(),
-            grpo: GrpoSettings::default(),
-            rate: Schedule::default(),
-            optimiser: AdamWSettings::default(),
-            checkpoint_every: 5,
-        }
-    }
-}
-
 /// Evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -176,6 +129,9 @@ pub(crate) struct EvalSettings {
     pub(crate) samples: u32,
     /// One greedy rollout per task beside them.
     pub(crate) greedy: bool,
+    /// Also after every so many training steps, which is what finds the best checkpoint; 0 means
+    /// only before the first step and after the last.
+    pub(crate) every: u64,
 }
 
 impl Default for EvalSettings {
@@ -184,6 +140,7 @@ impl Default for EvalSettings {
             tasks: 0,
             samples: 4,
             greedy: true,
+            every: 0,
         }
     }
 }
@@ -197,6 +154,8 @@ pub(crate) struct SftRecipe {
     /// For a harness, through how many of the tasks the teacher is played; all when it is not
     /// named. Slow harnesses need only a few: what is copied and why is learned from the others.
     pub(crate) tasks_max: BTreeMap<String, usize>,
+    /// Which of the captured rollouts are learned from.
+    pub(crate) filter: Filter,
     /// Steps and batches.
     #[serde(flatten)]
     pub(crate) settings: learner::sft::SftSettings,
@@ -213,6 +172,7 @@ impl Default for SftRecipe {
         Self {
             tasks: "chores".into(),
             tasks_max: BTreeMap::new(),
+            filter: Filter::default(),
             settings: learner::sft::SftSettings::default(),
             optimiser: AdamWSettings::default(),
             shape: None,
@@ -283,22 +243,8 @@ impl Recipe {
                 format!("{name:?}"),
             );
         }
-        if self.train.samples < 2 {
-            return wrong(
-                "train.samples",
-                "at least 2 (a group of one has no baseline)",
-                self.train.samples.to_string(),
-            );
-        }
-        if let Some(curriculum) = self.train.curriculum {
-            for (key, value) in [
-                ("train.curriculum.floor", curriculum.floor),
-                ("train.curriculum.memory", curriculum.memory),
-            ] {
-                if !(0.0..=1.0).contains(&value) {
-                    return wrong(key, "a number between 0 and 1", value.to_string());
-                }
-            }
+        if let Some((key, expected, found)) = self.train.wrong(&self.harnesses) {
+            return wrong(key, expected, found);
         }
         let temperature = self.rollout.temperature;
         if !(temperature.is_finite() && temperature > 0.0) {

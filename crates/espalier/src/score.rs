@@ -47,6 +47,9 @@ pub(crate) struct Evaluation {
     pub(crate) greedy: Option<Pass>,
     /// Sampled pass@1 by task family.
     pub(crate) families: BTreeMap<String, f64>,
+    /// Sampled pass@1 by harness.
+    #[serde(default)]
+    pub(crate) harnesses: BTreeMap<String, Pass>,
 }
 
 /// Evaluates the lab's engine. `name` becomes part of the rollouts' names.
@@ -97,6 +100,7 @@ pub(crate) async fn evaluate(
     );
     Ok(Evaluation {
         families: families(tasks, &sampled),
+        harnesses: by_harness(&sampled),
         sampled: pass(&sampled),
         temperature,
         greedy: recipe.eval.greedy.then(|| pass(&greedy)),
@@ -150,6 +154,18 @@ pub(crate) fn pass(rollouts: &[&Rollout]) -> Pass {
         lost,
         reward: reward / n.max(1) as f64,
     }
+}
+
+fn by_harness(rollouts: &[&Rollout]) -> BTreeMap<String, Pass> {
+    let mut own: BTreeMap<String, Vec<&Rollout>> = BTreeMap::new();
+    for rollout in rollouts {
+        own.entry(rollout.spec.harness.clone())
+            .or_default()
+            .push(rollout);
+    }
+    let each = own.into_iter();
+    each.map(|(name, rollouts)| (name, pass(&rollouts)))
+        .collect()
 }
 
 fn families(tasks: &[Arc<Task>], rollouts: &[&Rollout]) -> BTreeMap<String, f64> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{display, score::Evaluation};
+use crate::{display, score::Evaluation, training::Harvest};
 
 /// Tokens of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,10 +25,51 @@ pub(crate) struct PhaseSeconds {
     pub(crate) train: f64,
 }
 
-/// Before and after.
+/// What the steps so far add up to.
+#[derive(Debug, Default)]
+pub(crate) struct Sums {
+    pub(crate) reward: Vec<f64>,
+    pub(crate) pass: Vec<f64>,
+    pub(crate) dispositions: BTreeMap<String, u64>,
+    pub(crate) forks: BTreeMap<String, u64>,
+    pub(crate) tokens: Tokens,
+    pub(crate) seconds: PhaseSeconds,
+}
+
+impl Sums {
+    /// Adds a step.
+    pub(crate) fn add(&mut self, harvest: &Harvest, rollout_s: f64, train_s: f64) {
+        self.reward.push(harvest.reward);
+        self.pass.push(harvest.pass);
+        for (name, count) in &harvest.dispositions {
+            *self.dispositions.entry(name.clone()).or_default() += count;
+        }
+        for (name, count) in &harvest.forks {
+            *self.forks.entry(name.clone()).or_default() += count;
+        }
+        self.tokens.captured += harvest.tokens_captured;
+        self.tokens.unique += harvest.tokens_unique;
+        self.tokens.trained += harvest.tokens_trained;
+        self.seconds.rollout += rollout_s;
+        self.seconds.train += train_s;
+    }
+}
+
+/// An evaluation on the way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct AtStep {
+    /// Steps that were complete.
+    pub(crate) step: u64,
+    #[serde(flatten)]
+    pub(crate) evaluation: Evaluation,
+}
+
+/// Before and after, and on the way where `eval.every` asks for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Evaluations {
     pub(crate) before: Evaluation,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) during: Vec<AtStep>,
     pub(crate) after: Evaluation,
 }
 
@@ -80,6 +121,13 @@ pub(crate) fn table(summary: &Summary) -> String {
     text.push_str(&row(&sampled, &eval.before.sampled, &eval.after.sampled));
     if let (Some(before), Some(after)) = (&eval.before.greedy, &eval.after.greedy) {
         text.push_str(&row("greedy", before, after));
+    }
+    if eval.after.harnesses.len() > 1 {
+        for (name, after) in &eval.after.harnesses {
+            if let Some(before) = eval.before.harnesses.get(name) {
+                text.push_str(&row(&format!("sampled, {name}"), before, after));
+            }
+        }
     }
     let pass = &eval.after.sampled;
     text.push_str(&format!(

@@ -1,7 +1,10 @@
 //! The scripted teacher as an engine: it plays the reference solution of the task that the
 //! rollout is about, in the tool grammar of whatever harness asks.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use codec::Codec;
 use engine::{
@@ -11,7 +14,7 @@ use engine::{
 use record::{Message, TaskId};
 use task::{Step, Task};
 
-use crate::error::CliError;
+use crate::{error::CliError, lab};
 
 /// Context that a teacher's harness is told: enough for any prompt.
 pub(crate) const CONTEXT_TOKENS_MAX: u32 = 1 << 17;
@@ -19,6 +22,8 @@ pub(crate) const CONTEXT_TOKENS_MAX: u32 = 1 << 17;
 #[derive(Debug)]
 struct Teacher {
     solutions: HashMap<TaskId, Vec<Step>>,
+    /// Commands that end a run, by harness.
+    ends_with: BTreeMap<String, String>,
 }
 
 impl Script for Teacher {
@@ -29,7 +34,8 @@ impl Script for Teacher {
         let steps = self.solutions.get(&rollout.task).ok_or_else(|| {
             EngineError::NoScript(format!("task {} has no reference solution", rollout.task))
         })?;
-        task::teacher::next_message(steps, &hint.conversation)
+        let ends_with = self.ends_with.get(&rollout.harness).map(String::as_str);
+        task::teacher::next_message_ending(steps, ends_with, &hint.conversation)
             .map_err(|error| EngineError::NoScript(error.to_string()))
     }
 }
@@ -43,23 +49,31 @@ pub(crate) fn voice(codec: &Arc<Codec>) -> Voice {
     })
 }
 
-/// A teacher for these tasks; those without a solution are left out.
+/// A teacher for these tasks through these harnesses; tasks without a solution are left out.
 pub(crate) fn engine(
     tasks: &[Arc<Task>],
+    harnesses: &[String],
     codec: &Arc<Codec>,
     context_tokens_max: u32,
-) -> Arc<Scripted> {
+) -> Result<Arc<Scripted>, CliError> {
     let solutions = tasks
         .iter()
         .filter_map(|task| Some((task.id.clone(), task::teacher::reference(task).ok()?)))
         .collect();
-    Arc::new(Scripted::new(
+    let ends_with = lab::profiles(harnesses)?
+        .into_iter()
+        .filter_map(|profile| Some((profile.name, profile.habits.ends_with?)))
+        .collect();
+    Ok(Arc::new(Scripted::new(
         "teacher",
-        Arc::new(Teacher { solutions }),
+        Arc::new(Teacher {
+            solutions,
+            ends_with,
+        }),
         voice(codec),
         context_tokens_max,
         codec.vocabulary(),
-    ))
+    )))
 }
 
 /// Loads one split of a source.

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use learner::grpo::ScoredTree;
 use ledger::Ledger;
-use objective::group_advantages;
+use objective::{Advantages, Matrix, group_advantages, leave_one_out_advantages};
 use record::Rollout;
 use serde::{Deserialize, Serialize};
 use tree::{Kept, Selection, TrainTree, Tree, select};
 
-use crate::{curriculum::Tallies, error::CliError, recipe::TrainSettings};
+use crate::{
+    curriculum::Tallies,
+    error::CliError,
+    recipe::{Baseline, TrainSettings},
+};
 
 /// What became of a batch's rollouts on their way to the learner.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -45,6 +48,15 @@ pub(crate) struct Harvest {
     pub(crate) tokens_without_logprobs: u64,
     /// Model calls.
     pub(crate) calls: u64,
+}
+
+/// A rollout that the learner trains on.
+pub(crate) struct Judged {
+    pub(crate) tree: TrainTree,
+    /// Final reward.
+    pub(crate) reward: f64,
+    /// What its group says of it; of no meaning where a critic judges.
+    pub(crate) advantage: f64,
 }
 
 /// A rollout's tree and what was kept of it.
@@ -101,13 +113,50 @@ pub(crate) fn grow_supervised(
         .map_err(|error| CliError::failed(format!("rollout {id}: its tree"), error))
 }
 
-/// Trees and advantages of a batch. Groups are formed by the rollouts' group ids; one vote per
-/// rollout; groups without variance and rollouts without tokens are left out and counted.
+fn weighted(advantage: f64, train: &TrainSettings) -> f64 {
+    if advantage < 0.0 {
+        advantage * train.negative_weight
+    } else {
+        advantage
+    }
+}
+
+/// Advantages of one group, before anything that looks at the whole batch.
+fn advantages(rewards: &[f64], train: &TrainSettings) -> Advantages {
+    match train.baseline {
+        Baseline::Group => group_advantages(rewards, train.scale),
+        Baseline::LeaveOneOut => leave_one_out_advantages(rewards, train.scale),
+        Baseline::None => Advantages {
+            values: rewards.to_vec(),
+            ..group_advantages(rewards, train.scale)
+        },
+    }
+}
+
+/// Mean 0 and deviation 1 over all trained tokens of the batch (REINFORCE++, arXiv 2501.03262).
+fn whiten(judged: &mut [Judged]) {
+    let terms = |one: &Judged| one.tree.terms();
+    let all: Vec<f64> = judged
+        .iter()
+        .flat_map(|one| std::iter::repeat_n(one.advantage, terms(one)))
+        .collect();
+    let (row, mask) = Matrix::padded(&[all]);
+    let white = row.masked_whiten(&mask, true);
+    let mut at = 0;
+    for one in judged {
+        one.advantage = white.values().get(at).copied().unwrap_or(0.0);
+        at += terms(one);
+    }
+}
+
+/// Trees, rewards and advantages of a batch. Groups are formed by the rollouts' group ids; one vote
+/// per rollout; rollouts without tokens are left out. Groups without variance are counted, and left
+/// out where they say nothing: not to a critic, and not to a baseline of the whole batch.
 pub(crate) fn harvest(
     ledger: &Ledger,
     rollouts: &[&Rollout],
     train: &TrainSettings,
-) -> Result<(Vec<ScoredTree>, Harvest), CliError> {
+) -> Result<(Vec<Judged>, Harvest), CliError> {
     let mut harvest = Harvest::default();
     let mut groups: BTreeMap<&str, Vec<&Rollout>> = BTreeMap::new();
     for rollout in rollouts {
@@ -125,7 +174,8 @@ pub(crate) fn harvest(
                 .push(rollout);
         }
     }
-    let mut scored = Vec::new();
+    let equal_groups_count = train.ppo.is_some() || train.whiten;
+    let mut judged = Vec::new();
     for group in groups.values() {
         harvest.groups += 1;
         let rewards: Vec<f64> = group
@@ -136,15 +186,15 @@ pub(crate) fn harvest(
         harvest.voted += rewards.len();
         harvest.reward += rewards.iter().sum::<f64>();
         harvest.pass += rewards.iter().filter(|reward| **reward >= 1.0).count() as f64;
-        let advantages = group_advantages(&rewards, train.scale);
+        let advantages = advantages(&rewards, train);
         harvest.groups_zero_variance += usize::from(advantages.zero_variance);
-        for (rollout, advantage) in group.iter().zip(advantages.values) {
+        for ((rollout, advantage), reward) in group.iter().zip(advantages.values).zip(rewards) {
             let grown = grow(ledger, rollout, &train.selection, &mut harvest)?;
             let trains = rollout
                 .disposition
                 .as_ref()
                 .is_some_and(record::Disposition::trains);
-            if !trains || advantages.zero_variance {
+            if !trains || (advantages.zero_variance && !equal_groups_count) {
                 continue;
             }
             // Nothing is kept of an over-branched rollout: its tree has no term.
@@ -154,23 +204,56 @@ pub(crate) fn harvest(
             if train_tree.terms() == 0 {
                 continue;
             }
-            let advantage = if advantage < 0.0 {
-                advantage * train.negative_weight
-            } else {
+            let advantage = if train.whiten {
                 advantage
+            } else {
+                weighted(advantage, train)
             };
-            if advantage == 0.0 {
+            if advantage == 0.0 && !equal_groups_count {
                 continue;
             }
             harvest.tokens_trained += train_tree.terms() as u64;
-            scored.push(ScoredTree {
+            judged.push(Judged {
                 tree: train_tree,
+                reward,
                 advantage,
             });
+        }
+    }
+    if train.whiten {
+        whiten(&mut judged);
+        for one in &mut judged {
+            one.advantage = weighted(one.advantage, train);
         }
     }
     let voted = harvest.voted.max(1) as f64;
     harvest.reward /= voted;
     harvest.pass /= voted;
-    Ok((scored, harvest))
+    Ok((judged, harvest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(baseline: Baseline, scale: objective::Scale) -> TrainSettings {
+        TrainSettings {
+            baseline,
+            scale,
+            ..TrainSettings::default()
+        }
+    }
+
+    #[test]
+    fn baselines_are_those_of_the_reference_maths() {
+        use objective::Scale;
+        let rewards = [1.0, 0.0, 0.25, 0.0];
+        let of = |baseline, scale| advantages(&rewards, &settings(baseline, scale)).values;
+        let group = of(Baseline::Group, Scale::None);
+        assert!((group[0] - 0.6875).abs() < 1e-12);
+        let one_out = of(Baseline::LeaveOneOut, Scale::None);
+        assert!((one_out[0] - (1.0 - 0.25 / 3.0)).abs() < 1e-12);
+        assert_eq!(of(Baseline::None, Scale::Std), rewards);
+        assert!(advantages(&[1.0, 1.0], &settings(Baseline::None, Scale::Std)).zero_variance);
+    }
 }

@@ -246,7 +246,7 @@ fn a_value_out_of_range_is_named() {
     world.recipe("[train]\nsamples = 1\n");
     insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"
     exit 2
-    error: recipe recipe.toml: train.samples: expected at least 2 (a group of one has no baseline), found 1
+    error: recipe recipe.toml: train.samples: expected at least 2 (a group of one has no baseline), or 1 with [train.ppo], found 1
       hint: docs/recipes.md lists every key with its range
     ");
 }

@@ -32,6 +32,18 @@ pub enum HarnessError {
         /// Names that exist, comma separated.
         known: String,
     },
+    /// The profile does not offer this dialect. Not retryable.
+    #[error(
+        "harness {name} does not speak `{wanted}`: its profile offers {offered}; leave `:{wanted}` out or add it to `dialects`"
+    )]
+    Dialect {
+        /// The harness.
+        name: String,
+        /// The dialect asked for.
+        wanted: String,
+        /// Those of the profile, comma separated.
+        offered: String,
+    },
     /// The profile file cannot be read. Not retryable.
     #[error("harness profile {path}: {reason}")]
     Read {

@@ -16,7 +16,7 @@ use sandbox::Mount;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{HarnessError, Install, Profile, lock, npm, pip};
+use crate::{HarnessError, Install, Profile, lock, npm, pip, warm};
 
 /// Where bundles appear in sandboxes: `/opt/harness/NAME`.
 const BUNDLES: &str = "/opt/harness";
@@ -130,11 +130,11 @@ impl Profile {
     /// [`HarnessError::Tool`], [`HarnessError::Install`], [`HarnessError::Incomplete`],
     /// [`HarnessError::Busy`], [`HarnessError::Cache`].
     pub async fn install(&self, cache: &Path) -> Result<Installed, HarnessError> {
-        let bundle = PathBuf::from(BUNDLES).join(&self.name);
+        let bundle = PathBuf::from(BUNDLES).join(self.file());
         match &self.install {
             Install::None => Ok(Installed {
                 profile: self.clone(),
-                digest: sha256(format!("{} {}", self.name, self.version).as_bytes()),
+                digest: sha256(format!("{} {}", self.file(), self.version).as_bytes()),
                 bundle: PathBuf::new(),
                 node: String::new(),
                 python: String::new(),
@@ -245,6 +245,19 @@ impl Profile {
                 });
             }
         }
+        if !self.warm.is_empty() {
+            let target = Path::new(BUNDLES).join(self.file());
+            let (node, python) = match &self.install {
+                Install::Npm { .. } => (runtime.program(&target), String::new()),
+                _ => (String::new(), runtime.program(&target)),
+            };
+            match warm::warm(self, &partial.0, &target, &node, &python).await {
+                Ok(files) => tracing::info!(harness = %self.name, files, "bundle warmed"),
+                Err(error) => {
+                    tracing::warn!(harness = %self.name, mode = "cold-bundle", %error, "every rollout compiles the harness anew");
+                }
+            }
+        }
         let manifest = Manifest::new(packages);
         let seal = || -> std::io::Result<()> {
             let text = serde_json::to_vec_pretty(&manifest)?;
@@ -259,15 +272,16 @@ impl Profile {
 
     fn folder_name(&self, runtime: &Runtime) -> String {
         let asked = serde_json::json!({
-            "format": 1,
+            "format": 2,
             "install": self.install,
             "version": self.version,
             "provides": self.provides,
+            "warm": self.warm,
             "runtime": runtime.kind(),
             "processor": env::consts::ARCH,
         });
         let digest = sha256(asked.to_string().as_bytes());
-        format!("{}-{}-{}", self.name, self.version, &digest[..12])
+        format!("{}-{}-{}", self.file(), self.version, &digest[..12])
     }
 }
 

@@ -10,6 +10,7 @@ use sandbox::{Exec, File, Mount};
 
 use crate::{
     HarnessError, Installed,
+    profile::word,
     template::{self, Variables},
 };
 
@@ -78,6 +79,7 @@ impl Installed {
             python: &self.python,
             guest: sandbox::GUEST_PATH,
             version: &profile.version,
+            dialect: word(profile.dialect),
             context_tokens: context.context_tokens,
             reply_tokens_max: context.reply_tokens_max,
         };

@@ -10,6 +10,7 @@
 //! | `read` | the file: strict reading, every error with file, line, key and what was expected |
 //! | [`template`] | the variables that a profile may use, and rendering |
 //! | [`install`] | bundles in the cache: locked, complete or absent, never half |
+//! | `warm` | one run of a fresh bundle in a sandbox, to keep what it compiles |
 //! | [`launch`] | a profile + one rollout's facts → files, process, mounts |
 //!
 //! # Invariants
@@ -39,8 +40,9 @@ pub mod profile;
 mod read;
 mod run;
 pub mod template;
+mod warm;
 
 pub use error::{HarnessError, ProfileError};
 pub use install::{Installed, cache_folder};
 pub use launch::{Launch, LaunchContext};
-pub use profile::{Echo, ExitMeaning, Habits, Install, Profile, names};
+pub use profile::{Echo, ExitMeaning, Habits, Install, Profile, Spawn, names, word};

@@ -61,6 +61,23 @@ pub enum ExitMeaning {
     Unreliable,
 }
 
+/// How a model asks this harness for a sub-agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spawn {
+    /// The tool.
+    pub tool: String,
+    /// The argument that takes what the sub-agent is to do.
+    pub prompt: String,
+    /// Its other arguments.
+    #[serde(default)]
+    pub arguments: BTreeMap<String, serde_json::Value>,
+    /// The tool with which a sub-agent hands its result over, where its last words do not, and the
+    /// argument that takes it.
+    #[serde(default)]
+    pub finish: Option<(String, String)>,
+}
+
 /// Declared facts about a harness. They explain what is seen; no verdict rests on them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -86,6 +103,14 @@ pub struct Habits {
     /// Exit codes that mean a spent budget: the code and the name of the budget. Such a rollout
     /// is truncated: verified and counted.
     pub exit_truncates: BTreeMap<String, String>,
+    /// The command with which a run ends, for harnesses that do not end when the model stops
+    /// calling tools. Teachers run it last.
+    pub ends_with: Option<String>,
+    /// How a sub-agent is asked for.
+    pub spawn: Option<Spawn>,
+    /// Faults of the line after which it gives up instead of asking again: `429`, `500`, `503`,
+    /// `reset`, `cut`.
+    pub gives_up_on: Vec<String>,
 }
 
 impl Default for Habits {
@@ -101,6 +126,9 @@ impl Default for Habits {
             tries_max: 30,
             exit_code: ExitMeaning::Unreliable,
             exit_truncates: BTreeMap::new(),
+            ends_with: None,
+            spawn: None,
+            gives_up_on: Vec::new(),
         }
     }
 }
@@ -115,10 +143,22 @@ impl Habits {
     }
 }
 
+/// The word for a dialect in profiles and names.
+#[must_use]
+pub fn word(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Chat => "chat",
+        Dialect::Responses => "responses",
+        Dialect::Messages => "messages",
+        Dialect::Gemini => "gemini",
+    }
+}
+
 /// A harness as we know it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Profile {
-    /// Its name: the file's, without `.toml`.
+    /// Its name: the file's, without `.toml`, and `:DIALECT` when it speaks another one than the
+    /// file's first.
     pub name: String,
     /// One line for people.
     pub summary: String,
@@ -126,10 +166,15 @@ pub struct Profile {
     pub version: String,
     /// The API it speaks with this configuration.
     pub dialect: Dialect,
+    /// Every API that it can speak; the first one unless asked otherwise.
+    pub dialects: Vec<Dialect>,
     /// How it gets onto the machine.
     pub install: Install,
     /// Files that a complete install has, relative to the bundle.
     pub provides: Vec<String>,
+    /// Templates of a program and arguments that load the whole harness and end: run once in a
+    /// sandbox after an install, to keep the code that it compiles. Empty: no such run.
+    pub warm: Vec<String>,
     /// Templates of program and arguments.
     pub argv: Vec<String>,
     /// Template of standard input.
@@ -174,10 +219,55 @@ pub fn names(folder: Option<&Path>) -> Vec<String> {
 
 impl Profile {
     /// Reads `NAME.toml` of the folder when it is there, else the one inside the binary.
+    /// `NAME:DIALECT` chooses one of the dialects that the profile offers.
     ///
     /// # Errors
-    /// [`HarnessError::Unknown`], [`HarnessError::Read`], [`HarnessError::Profile`].
+    /// [`HarnessError::Unknown`], [`HarnessError::Read`], [`HarnessError::Profile`],
+    /// [`HarnessError::Dialect`].
     pub fn load(folder: Option<&Path>, name: &str) -> Result<Self, HarnessError> {
+        let (file, wanted) = match name.split_once(':') {
+            Some((file, wanted)) => (file, Some(wanted)),
+            None => (name, None),
+        };
+        let mut profile = Self::load_file(folder, file)?;
+        if let Some(wanted) = wanted {
+            let offered = &profile.dialects;
+            let Some(dialect) = offered.iter().find(|one| word(**one) == wanted).copied() else {
+                return Err(HarnessError::Dialect {
+                    name: file.to_owned(),
+                    wanted: wanted.to_owned(),
+                    offered: offered
+                        .iter()
+                        .map(|one| word(*one))
+                        .collect::<Vec<_>>()
+                        .join(", "),
+                });
+            };
+            profile.speak(dialect);
+        }
+        Ok(profile)
+    }
+
+    /// Chooses a dialect. Names stay as short as they can be: the first one is not named.
+    pub fn speak(&mut self, dialect: Dialect) {
+        let file = self.file().to_owned();
+        self.dialect = dialect;
+        self.name = if self.dialects.first() == Some(&dialect) {
+            file
+        } else {
+            format!("{file}:{}", word(dialect))
+        };
+    }
+
+    /// The name without the dialect: that of the file and of the bundle.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        self.name
+            .split_once(':')
+            .map_or(self.name.as_str(), |(file, _)| file)
+    }
+
+    fn load_file(folder: Option<&Path>, name: &str) -> Result<Self, HarnessError> {
         if let Some(folder) = folder {
             let path = folder.join(format!("{name}.toml"));
             if is_plain_name(name) && path.is_file() {

@@ -22,7 +22,8 @@ struct RawFile {
     #[serde(default)]
     summary: String,
     version: Spanned<String>,
-    dialect: Dialect,
+    dialect: Option<Spanned<Dialect>>,
+    dialects: Option<Spanned<Vec<Dialect>>>,
     install: RawInstall,
     launch: RawLaunch,
     #[serde(default)]
@@ -49,6 +50,8 @@ struct RawInstall {
     python_min: Option<Spanned<String>>,
     #[serde(default)]
     provides: Vec<Spanned<String>>,
+    #[serde(default)]
+    warm: Vec<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -105,6 +108,7 @@ impl Profile {
                 "expected an exact version, e.g. `1.2.3` (letters, digits, `-`, `_`, `.`)".into(),
             ));
         }
+        let dialects = source.dialects(&raw)?;
         let install = source.install(&raw.install)?;
         for path in &raw.install.provides {
             if !is_inside(path.get_ref()) {
@@ -122,6 +126,7 @@ impl Profile {
             .argv
             .get_ref()
             .iter()
+            .chain(&raw.install.warm)
             .chain(&launch.stdin)
             .chain(&launch.workdir)
             .chain(launch.env.values())
@@ -173,9 +178,11 @@ impl Profile {
             name: name.to_owned(),
             summary: raw.summary,
             version: version.clone(),
-            dialect: raw.dialect,
+            dialect: dialects[0],
+            dialects,
             install,
             provides: raw.install.provides.iter().map(text).collect(),
+            warm: raw.install.warm.iter().map(text).collect(),
             argv: launch.argv.get_ref().iter().map(text).collect(),
             stdin: launch.stdin.as_ref().map(text).unwrap_or_default(),
             workdir: launch
@@ -226,6 +233,35 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// At least one dialect, the first one being what is spoken unless asked otherwise.
+    fn dialects(&self, raw: &RawFile) -> Result<Vec<Dialect>, ProfileError> {
+        match (&raw.dialect, &raw.dialects) {
+            (Some(one), None) => Ok(vec![*one.get_ref()]),
+            (None, Some(list)) => {
+                let mut seen = Vec::new();
+                for dialect in list.get_ref() {
+                    if seen.contains(dialect) {
+                        return Err(self.at(list.span(), "expected each dialect once".into()));
+                    }
+                    seen.push(*dialect);
+                }
+                if seen.is_empty() {
+                    return Err(self.at(list.span(), "expected at least one dialect".into()));
+                }
+                Ok(seen)
+            }
+            (Some(one), Some(_)) => Err(self.at(
+                one.span(),
+                "expected `dialect` or `dialects`, not both".into(),
+            )),
+            (None, None) => Err(self.at(
+                raw.name.span(),
+                "expected a key `dialect` (or `dialects`, the usual one first): chat, responses, messages, gemini"
+                    .into(),
+            )),
+        }
+    }
+
     fn at(&self, span: Range<usize>, problem: String) -> ProfileError {
         let start = span.start.min(self.text.len());
         let line = self.text.as_bytes()[..start]

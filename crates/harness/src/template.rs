@@ -28,6 +28,8 @@ pub struct Variables<'a> {
     pub guest: &'a str,
     /// Version of the harness, as in the profile.
     pub version: &'a str,
+    /// The API to speak: `chat`, `responses`, `messages` or `gemini`.
+    pub dialect: &'a str,
     /// Tokens that prompt and reply may have together.
     pub context_tokens: u32,
     /// Tokens that one reply may have.
@@ -35,7 +37,7 @@ pub struct Variables<'a> {
 }
 
 /// The names of [`Variables`], for messages and checks.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 14] = [
     "instruction",
     "base_url",
     "api_key",
@@ -47,6 +49,7 @@ pub const NAMES: [&str; 13] = [
     "python",
     "guest",
     "version",
+    "dialect",
     "context_tokens",
     "reply_tokens_max",
 ];
@@ -118,6 +121,7 @@ mod tests {
             python: "",
             guest: "",
             version: "1",
+            dialect: "chat",
             context_tokens: 10,
             reply_tokens_max: 5,
         }

@@ -1,4 +1,4 @@
-//! Launches of the two profiles, rendered.
+//! Launches of profiles, rendered.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -119,6 +119,7 @@ argv policy
 cwd /workspace
 stdin "@notes --help \"x\""
 env CI=1
+env NODE_COMPILE_CACHE=/opt/harness/pi/compile-cache
 env NO_COLOR=1
 env NO_PROXY=127.0.0.1,localhost
 env PI_OFFLINE=1
@@ -159,13 +160,33 @@ mount /cache at /opt/harness/pi
 "##);
 }
 
+/// Every profile in every dialect, with values that break careless quoting: a file that ends in
+/// `.json` is JSON, one in `.toml` is TOML, and the address of the gateway is in the launch.
 #[test]
-fn files_of_json_stay_json_whatever_the_values() {
-    let mut context = context("x");
-    context.model = "a\"b\\c\n{{ d }}".into();
-    let launch = installed("pi").launch(&context).unwrap();
-    for file in &launch.files {
-        serde_json::from_slice::<serde_json::Value>(&file.content).unwrap();
+fn every_profile_renders_in_every_dialect_whatever_the_values() {
+    for name in harness::names(None) {
+        let mut profile = Profile::load(None, &name).unwrap();
+        for dialect in profile.dialects.clone() {
+            profile.speak(dialect);
+            let mut installed = installed(&name);
+            installed.profile = profile.clone();
+            let mut context = context("x");
+            context.model = "a\"b\\c{{ d }}".into();
+            let launch = installed.launch(&context).unwrap();
+            for file in &launch.files {
+                let text = std::str::from_utf8(&file.content).unwrap();
+                match file.path.extension().and_then(|end| end.to_str()) {
+                    Some("json") => drop(serde_json::from_str::<serde_json::Value>(text).unwrap()),
+                    Some("toml") => drop(text.parse::<toml::Table>().unwrap()),
+                    _ => {}
+                }
+            }
+            let shown = show(&launch);
+            assert!(
+                shown.contains("http://127.0.0.1:8080/r/key-1"),
+                "{name} does not learn where the gateway is:\n{shown}"
+            );
+        }
     }
 }
 

@@ -54,6 +54,13 @@ fn refusals_name_file_line_key_and_expectation() {
     let all = [
         replaced("kind = \"none\"", "kind = \"none\"\nknd = 1"),
         replaced("dialect = \"chat\"", "dialect = \"smoke\""),
+        replaced("dialect = \"chat\"", ""),
+        replaced("dialect = \"chat\"", "dialects = []"),
+        replaced("dialect = \"chat\"", "dialects = [\"chat\", \"chat\"]"),
+        replaced(
+            "dialect = \"chat\"",
+            "dialect = \"chat\"\ndialects = [\"chat\"]",
+        ),
         replaced("version = \"1.0\"", "version = 1.0"),
         replaced("version = \"1.0\"", "version = \"../1\""),
         replaced("name = \"mine\"", "name = \"other\""),
@@ -99,6 +106,21 @@ harnesses/mine.toml:1: ``: string values must be quoted, expected literal string
 }
 
 #[test]
+fn a_dialect_is_chosen_by_name_and_bundles_are_shared() {
+    let first = Profile::load(None, "pi").unwrap();
+    let other = Profile::load(None, "pi:messages").unwrap();
+    assert_eq!((first.name.as_str(), first.file()), ("pi", "pi"));
+    assert_eq!((other.name.as_str(), other.file()), ("pi:messages", "pi"));
+    assert_eq!(harness::word(other.dialect), "messages");
+    // The first one needs no name, whoever names it.
+    assert_eq!(Profile::load(None, "pi:chat").unwrap(), first);
+    assert_eq!(
+        Profile::load(None, "codex:chat").unwrap_err().to_string(),
+        "harness codex does not speak `chat`: its profile offers responses; leave `:chat` out or add it to `dialects`"
+    );
+}
+
+#[test]
 fn a_folder_of_the_user_comes_first_and_adds_names() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("mine.toml"), MINIMAL).unwrap();
@@ -126,7 +148,7 @@ fn an_unknown_name_lists_the_known_ones() {
     let text = error.to_string();
     assert!(matches!(error, HarnessError::Unknown { .. }));
     assert!(
-        text.contains("pi, react") && text.contains("no-such.toml"),
+        text.contains("pi, qwen-code, react") && text.contains("no-such.toml"),
         "{text}"
     );
     assert!(matches!(

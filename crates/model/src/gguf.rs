@@ -2,7 +2,7 @@
 //!
 //! The file is one little-endian stream: magic, version, counts, metadata (typed values by key),
 //! tensor infos (name, dimensions with the fastest first, type, offset), padding, data. Only what
-//! inference needs is read; tokens and merges are skipped.
+//! inference needs is read; [`load_text`] reads the tokenizer.
 //!
 //! Types: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. Others are refused by number. Files of
 //! architecture `llama` hold query and key rows permuted for interleaved rotary pairs; they are
@@ -18,6 +18,10 @@ use crate::{
     files::ModelError,
     weights::{Layout, Weights},
 };
+
+mod text;
+
+pub use text::{Text, load_text};
 
 const MAGIC: &[u8] = b"GGUF";
 const ITEMS_MAX: u64 = 65_536;
@@ -50,7 +54,7 @@ pub fn half_to_f32(bits: u16) -> f32 {
 enum Value {
     Number(f64),
     Text(String),
-    Skipped,
+    List(Vec<Self>),
 }
 
 /// Reads forward through the bytes; every read says what it wanted.
@@ -110,10 +114,9 @@ impl<'a> Cursor<'a> {
             8 => Value::Text(self.text(what)?),
             9 if !nested => {
                 let kind = self.unsigned(4, what)?;
-                for _ in 0..self.count(ARRAY_MAX, "an array")? {
-                    self.value(kind, true)?;
-                }
-                Value::Skipped
+                let count = self.count(ARRAY_MAX, "an array")?;
+                let values = (0..count).map(|_| self.value(kind, true));
+                Value::List(values.collect::<Result<_, _>>()?)
             }
             10 => Value::Number(self.unsigned(8, what)? as f64),
             11 => Value::Number(signed(self.unsigned(8, what)?, 64)),
@@ -429,18 +432,25 @@ fn gguf_name(name: &str) -> Option<String> {
 /// # Errors
 /// [`ModelError::File`] and [`ModelError::Tensors`] naming the tensor or key.
 pub fn load(path: &Path) -> Result<Weights, ModelError> {
+    read_file(path, weights)
+}
+
+fn read_file<T>(
+    path: &Path,
+    of: impl FnOnce(&File<'_>) -> Result<T, String>,
+) -> Result<T, ModelError> {
     let bytes = std::fs::read(path).map_err(|source| ModelError::File {
         path: path.to_owned(),
         source,
     })?;
-    parse(&bytes).map_err(|reason| ModelError::Tensors {
+    let found = File::parse(&bytes).and_then(|file| of(&file));
+    found.map_err(|reason| ModelError::Tensors {
         path: path.to_owned(),
         reason,
     })
 }
 
-fn parse(bytes: &[u8]) -> Result<Weights, String> {
-    let file = File::parse(bytes)?;
+fn weights(file: &File<'_>) -> Result<Weights, String> {
     let config = file.config()?;
     let layout = Layout::new(&config);
     let mut data = vec![0.0; layout.len];
@@ -512,7 +522,10 @@ mod tests {
                 "at most 65536",
             ),
         ] {
-            let error = parse(bytes).unwrap_err();
+            let error = File::parse(bytes)
+                .and_then(|file| weights(&file))
+                .err()
+                .unwrap();
             assert!(error.contains(part), "{error}");
         }
     }

@@ -79,6 +79,23 @@ impl Generation {
     }
 }
 
+/// Placeholder tokens that stand for something other than text: an image, a sound, a page.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MediaSpan {
+    /// The first placeholder, counted from the start of what holds the span: a prompt, a node of
+    /// a tree, a row.
+    pub start: u32,
+    /// Placeholders.
+    pub tokens: u32,
+    /// Digest of the payload as the model saw it.
+    pub digest: String,
+    /// Its processed size, as the model's processor counts: height and width, or frames, height
+    /// and width.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub size: Vec<u32>,
+}
+
 /// How the prompt's ids came about (I2), in tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Continuation {
@@ -92,6 +109,9 @@ pub struct Continuation {
     pub echoes_matched: u32,
     /// Echoed assistant turns that are not ours: a fork whose cause the tree names.
     pub echoes_foreign: u32,
+    /// Where the prompt holds something other than text, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub media: Vec<MediaSpan>,
 }
 
 /// How one try of a call ended.

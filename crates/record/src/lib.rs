@@ -22,7 +22,9 @@ pub mod id;
 pub mod rollout;
 pub mod sampling;
 
-pub use call::{Attempt, AttemptOutcome, Call, Continuation, Dialect, Generation, PolicySpan};
+pub use call::{
+    Attempt, AttemptOutcome, Call, Continuation, Dialect, Generation, MediaSpan, PolicySpan,
+};
 pub use conversation::{Conversation, Message, Part, Role, ToolCall, ToolSpec};
 pub use id::{CallId, GroupId, IdError, RolloutId, TaskId};
 pub use rollout::{Disposition, Fault, Lineage, Rollout, RolloutSpec, StageSeconds, Verdict};

@@ -51,6 +51,11 @@ pub(crate) trait Shell: Send + Sync + std::fmt::Debug + 'static {
         0
     }
 
+    /// The most memory that its processes had at once, in bytes, where somebody counts.
+    fn memory_peak_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Ends it; returns when nothing is left.
     async fn destroy(self: Box<Self>);
 }
@@ -236,6 +241,10 @@ impl Inhabited {
 
 #[async_trait]
 impl Sandbox for Inhabited {
+    fn memory_peak_bytes(&self) -> Option<u64> {
+        self.shell.memory_peak_bytes()
+    }
+
     async fn exec(&self, exec: Exec) -> Result<Output, SandboxError> {
         let request = self.request(&exec, false)?;
         let memory_kills = self.shell.memory_kills();

@@ -453,6 +453,12 @@ pub trait Sandbox: Send + Sync + std::fmt::Debug {
     /// [`SandboxError::File`] (also when there is more than `bytes_max`), [`SandboxError::Gone`].
     async fn download(&self, path: PathBuf, bytes_max: u64) -> Result<Vec<File>, SandboxError>;
 
+    /// The most memory that it had at a time, in bytes: processes, files that live in memory, and
+    /// pages of read-only files that it was the first to touch. `None` where nobody counts.
+    fn memory_peak_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// Ends all processes and removes everything; returns when nothing is left.
     async fn destroy(self: Box<Self>);
 }

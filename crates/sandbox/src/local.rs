@@ -209,6 +209,14 @@ impl Shell for Made {
             .unwrap_or(0)
     }
 
+    fn memory_peak_bytes(&self) -> Option<u64> {
+        let group = self.memory_events.as_ref()?.parent()?;
+        ["memory.peak", "memory.max_usage_in_bytes"]
+            .iter()
+            .find_map(|name| std::fs::read_to_string(group.join(name)).ok())
+            .and_then(|text| text.trim().parse().ok())
+    }
+
     async fn destroy(self: Box<Self>) {
         (*self).destroy().await;
     }

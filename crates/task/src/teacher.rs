@@ -74,43 +74,82 @@ pub fn steps_made(conversation: &Conversation) -> usize {
 /// # Errors
 /// [`TeacherError::NoTool`].
 pub fn next_message(steps: &[Step], conversation: &Conversation) -> Result<Message, TeacherError> {
-    let made = steps_made(conversation);
-    let step = match steps.get(made) {
-        Some(Step::Say(text)) => return Ok(Message::text(Role::Assistant, text)),
-        Some(step) => step,
-        // More turns than steps: the harness nudged a teacher that was already done.
-        None => return Ok(Message::text(Role::Assistant, last_words(steps))),
-    };
-    let toolbox = Toolbox::of(&conversation.tools);
-    let (name, arguments) = match step {
-        Step::Bash(command) => toolbox.bash(command),
-        Step::Read(path) => toolbox
-            .read(path)
-            .or_else(|| toolbox.bash(&shell::read(path))),
-        Step::Write(path, text) => toolbox
-            .write(path, text)
-            .or_else(|| toolbox.bash(&shell::write(path, text))),
-        Step::Edit(path, old, new) => toolbox
-            .edit(path, old, new)
-            .or_else(|| toolbox.bash(&shell::edit(path, old, new))),
-        Step::Say(_) => None,
+    next_message_ending(steps, None, conversation)
+}
+
+/// As [`next_message`], for a harness that ends when a command is run (`ends_with`) and not when
+/// there are words without a tool call: the command takes the place of the last words.
+///
+/// # Errors
+/// [`TeacherError::NoTool`].
+pub fn next_message_ending(
+    steps: &[Step],
+    ends_with: Option<&str>,
+    conversation: &Conversation,
+) -> Result<Message, TeacherError> {
+    if conversation.tools.is_empty() {
+        // A side call: a title, a summary. Whoever wants a step offers a tool for it.
+        return Ok(Message::text(Role::Assistant, last_words(steps)));
     }
-    .ok_or_else(|| TeacherError::NoTool {
-        step: made + 1,
-        wanted: wanted(step),
-        offered: conversation
-            .tools
-            .iter()
-            .map(|tool| tool.name.as_str())
-            .collect::<Vec<_>>()
-            .join(", "),
-    })?;
+    let made = steps_made(conversation);
+    let words = match steps.get(made) {
+        Some(Step::Say(text)) => text,
+        Some(step) => return turn(std::slice::from_ref(step), made, conversation),
+        // More turns than steps: the harness nudged a teacher that was already done.
+        None => last_words(steps),
+    };
+    match ends_with {
+        Some(command) => turn(&[Step::Bash(command.to_owned())], made, conversation),
+        None => Ok(Message::text(Role::Assistant, words)),
+    }
+}
+
+/// One assistant turn that makes all of these steps at once, with a tool call for each. `made`
+/// is how many turns came before it, for ids and messages.
+///
+/// # Errors
+/// [`TeacherError::NoTool`], also for a [`Step::Say`], which is no tool call.
+pub fn turn(
+    steps: &[Step],
+    made: usize,
+    conversation: &Conversation,
+) -> Result<Message, TeacherError> {
+    let toolbox = Toolbox::of(&conversation.tools);
     let mut message = Message::text(Role::Assistant, "");
-    message.tool_calls.push(ToolCall {
-        id: format!("call_{made}"),
-        name,
-        arguments: Value::Object(arguments),
-    });
+    for (index, step) in steps.iter().enumerate() {
+        let (name, arguments) = match step {
+            Step::Bash(command) => toolbox.bash(command),
+            Step::Read(path) => toolbox
+                .read(path)
+                .or_else(|| toolbox.bash(&shell::read(path))),
+            Step::Write(path, text) => toolbox
+                .write(path, text)
+                .or_else(|| toolbox.bash(&shell::write(path, text))),
+            Step::Edit(path, old, new) => toolbox
+                .edit(path, old, new)
+                .or_else(|| toolbox.bash(&shell::edit(path, old, new))),
+            Step::Say(_) => None,
+        }
+        .ok_or_else(|| TeacherError::NoTool {
+            step: made + 1,
+            wanted: wanted(step),
+            offered: conversation
+                .tools
+                .iter()
+                .map(|tool| tool.name.as_str())
+                .collect::<Vec<_>>()
+                .join(", "),
+        })?;
+        let id = match index {
+            0 => format!("call_{made}"),
+            _ => format!("call_{made}_{index}"),
+        };
+        message.tool_calls.push(ToolCall {
+            id,
+            name,
+            arguments: Value::Object(arguments),
+        });
+    }
     Ok(message)
 }
 

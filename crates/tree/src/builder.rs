@@ -9,6 +9,7 @@ use crate::TreeError;
 use crate::classify::{CallClass, classify};
 use crate::fork::explain;
 use crate::layout::lay_out;
+use crate::media::MediaKeys;
 use crate::radix::Radix;
 use crate::tree::{Tree, TreeLimits};
 
@@ -31,6 +32,7 @@ pub struct Builder<C> {
     ends: Vec<Ends>,
     indexes: HashSet<u32>,
     radix: Radix,
+    media: MediaKeys,
     /// Set when the tree became too large: it stays refused.
     too_large: Option<TreeError>,
 }
@@ -45,6 +47,7 @@ impl<C: Borrow<Call>> Builder<C> {
             ends: Vec::new(),
             indexes: HashSet::new(),
             radix: Radix::default(),
+            media: MediaKeys::default(),
             too_large: None,
         }
     }
@@ -52,7 +55,8 @@ impl<C: Borrow<Call>> Builder<C> {
     /// Adds a call.
     ///
     /// # Errors
-    /// [`TreeError::MixedRollouts`], [`TreeError::DuplicateCall`], [`TreeError::Generation`]: the
+    /// [`TreeError::MixedRollouts`], [`TreeError::DuplicateCall`], [`TreeError::Generation`],
+    /// [`TreeError::Media`]: the
     /// call is not added. [`TreeError::TooManyNodes`]: from then on every addition and
     /// [`Builder::finish`] give this error.
     pub fn add(&mut self, call: C) -> Result<(), TreeError> {
@@ -70,7 +74,7 @@ impl<C: Borrow<Call>> Builder<C> {
         let (prompt, output) = {
             let call = call.borrow();
             self.check(call)?;
-            let prompt = self.radix.insert(None, &call.prompt_ids);
+            let prompt = self.radix.insert(None, &self.media.keyed(call)?);
             (prompt, self.radix.insert(prompt, output_of(call)))
         };
         self.indexes.insert(call.borrow().id.index);
@@ -144,7 +148,7 @@ impl<C: Borrow<Call>> Builder<C> {
             .iter()
             .map(|&at| (self.ends[at].prompt, self.ends[at].output))
             .collect();
-        let (nodes, places) = lay_out(radix, &calls, &ends);
+        let (nodes, places) = lay_out(radix, &self.media, &calls, &ends);
         let mut tree = Tree {
             nodes,
             places,

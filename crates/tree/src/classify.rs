@@ -1,7 +1,9 @@
 //! What kind of call each call is, which conversation it belongs to, and which call it carries
 //! on. No harness is known by name: only prefixes, tools, and who quotes whom.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use record::{Call, Message, Role};
 use serde::{Deserialize, Serialize};
@@ -78,6 +80,9 @@ fn string_leaves<'a>(value: &'a Value, leaves: &mut Vec<&'a str>) {
 struct Said {
     /// Texts of replies, by place.
     replies: Quotes<u8>,
+    /// Which replies a message quotes, by its key: a long system message comes with every call
+    /// and is searched once.
+    quoted: RefCell<HashMap<u64, Rc<[usize]>>>,
     /// Texts in the arguments of tool calls, by place.
     arguments: Quotes<u8>,
 }
@@ -86,6 +91,7 @@ impl Said {
     fn new(calls: &[&Call]) -> Self {
         let mut said = Self {
             replies: Quotes::new(QUOTE_BYTES_MIN),
+            quoted: RefCell::default(),
             arguments: Quotes::new(QUOTE_BYTES_MIN),
         };
         for (at, call) in calls.iter().enumerate() {
@@ -102,19 +108,29 @@ impl Said {
         said
     }
 
+    /// The replies that a message quotes, by their numbers in `replies`.
+    fn quoted_by(&self, key: u64, message: &Message) -> Rc<[usize]> {
+        let mut known = self.quoted.borrow_mut();
+        let found = known.entry(key).or_insert_with(|| {
+            let text = message.text_content();
+            self.replies.numbers(text.as_bytes()).into()
+        });
+        Rc::clone(found)
+    }
+
     /// The latest call before `before` whose whole reply one of the messages quotes.
-    fn quoted(
+    fn quoted<'a>(
         &self,
-        messages: &[Message],
+        messages: impl Iterator<Item = (u64, &'a Message)>,
         before: usize,
         accept: impl Fn(&Message, usize) -> bool,
     ) -> Option<usize> {
-        let latest = |message: &Message| {
-            let text = message.text_content();
+        let latest = |(key, message): (u64, &Message)| {
+            let numbers = self.quoted_by(key, message);
             self.replies
-                .latest(text.as_bytes(), before, |_, owner| accept(message, owner))
+                .latest_of(&numbers, before, |_, owner| accept(message, owner))
         };
-        messages.iter().filter_map(latest).max()
+        messages.filter_map(latest).max()
     }
 
     /// The latest call before `at` with a tool call that holds what the call `at` was asked: a
@@ -232,7 +248,7 @@ fn decide(
     let same_heading = own.system == of_main.system && own.tools == of_main.tools;
     let same_tools = own.tools == of_main.tools && own.tools_count > 0;
     if (same_heading || same_tools)
-        && let Some(quoted) = said.quoted(&calls[opener].conversation.messages, opener, |_, _| true)
+        && let Some(quoted) = said.quoted(own.all(calls[opener]), opener, |_, _| true)
     {
         return Decision::opening(
             ForkCause::Compaction,
@@ -341,7 +357,7 @@ pub(crate) fn classify(
         places[opener].opens = decision.opens;
     }
     shortened(calls, &digests, &said, places, &mut openers);
-    mark_compactions(calls, &said, &openers, places);
+    mark_compactions(calls, &digests, &said, &openers, places);
     for (place, class) in places.iter_mut().zip(given) {
         if let Some(class) = *class {
             place.class = class;
@@ -399,12 +415,18 @@ fn shortened(
 }
 
 /// A call whose reply is quoted where a new segment opens wrote the summary.
-fn mark_compactions(calls: &[&Call], said: &Said, openers: &[usize], places: &mut [Place]) {
+fn mark_compactions(
+    calls: &[&Call],
+    digests: &[Digest],
+    said: &Said,
+    openers: &[usize],
+    places: &mut [Place],
+) {
     for &opener in openers {
         let mut wrote: Vec<usize> = Vec::new();
-        for message in &calls[opener].conversation.messages {
-            let text = message.text_content();
-            said.replies.find(text.as_bytes(), |_, owners| {
+        for (key, message) in digests[opener].all(calls[opener]) {
+            for &number in said.quoted_by(key, message).iter() {
+                let (_, owners) = said.replies.said(number);
                 wrote.extend(owners.iter().filter(|&&owner| {
                     let side = places[owner].class == CallClass::Side;
                     let asks = calls[owner]
@@ -415,7 +437,7 @@ fn mark_compactions(calls: &[&Call], said: &Said, openers: &[usize], places: &mu
                         places[owner].class == CallClass::Main && message.role != Role::Assistant;
                     owner < opener && asks && (side || main)
                 }));
-            });
+            }
         }
         for owner in wrote {
             if places[owner].class != CallClass::Compaction {

@@ -164,10 +164,19 @@ impl Digest {
         range.start
     }
 
-    /// The call's messages after its system messages and the first `after` of the others.
-    pub(crate) fn rest<'a>(&self, call: &'a Call, after: usize) -> &'a [Message] {
-        let from = (self.head + after).min(call.conversation.messages.len());
-        &call.conversation.messages[from..]
+    /// The call's messages with their keys.
+    pub(crate) fn all<'a>(&'a self, call: &'a Call) -> impl Iterator<Item = (u64, &'a Message)> {
+        let keys = self.head_keys.iter().chain(&self.messages).copied();
+        keys.zip(&call.conversation.messages)
+    }
+
+    /// The same of its messages after its system messages and the first `after` of the others.
+    pub(crate) fn rest<'a>(
+        &'a self,
+        call: &'a Call,
+        after: usize,
+    ) -> impl Iterator<Item = (u64, &'a Message)> {
+        self.all(call).skip(self.head + after)
     }
 }
 

@@ -32,6 +32,26 @@ pub enum TreeError {
         /// What was found.
         found: String,
     },
+    /// A call's media spans do not fit its prompt.
+    #[error(
+        "tree: call {call}: media spans: found {found}; expected spans in order, side by side at most, inside the prompt"
+    )]
+    Media {
+        /// Its arrival number.
+        call: u32,
+        /// What was found.
+        found: String,
+    },
+    /// The learner in this process reads text only.
+    #[error(
+        "train tree: node {index} holds {spans} images or other media, which the embedded learner cannot compute; leave the rollout out, or linearise it for a trainer that can"
+    )]
+    MediaTrained {
+        /// The node.
+        index: usize,
+        /// Spans in it.
+        spans: usize,
+    },
     /// The tree would be larger than the limit (I10).
     #[error(
         "tree: {calls} calls need more than nodes_max = {nodes_max} nodes; the harness does not replay its history verbatim (see fork causes), or raise nodes_max"

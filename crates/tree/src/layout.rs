@@ -3,6 +3,7 @@
 use record::{Call, Generation, PolicySpan};
 
 use crate::classify::CallClass;
+use crate::media::MediaKeys;
 use crate::radix::Radix;
 use crate::tree::{Node, Origin, Place};
 
@@ -72,6 +73,7 @@ fn origin(calls: &[&Call], claims: &Claims, tokens: usize) -> Origin {
 /// Preorder nodes and one [`Place`] per call, not yet classified.
 pub(crate) fn lay_out(
     mut radix: Radix,
+    media: &MediaKeys,
     calls: &[&Call],
     ends: &[(Option<u32>, Option<u32>)],
 ) -> (Vec<Node>, Vec<Place>) {
@@ -107,7 +109,8 @@ pub(crate) fn lay_out(
     let mut stack = by_first_call(&radix.roots);
     while let Some(at) = stack.pop() {
         let source = &mut radix.nodes[at as usize];
-        let tokens = std::mem::take(&mut source.tokens);
+        let mut tokens = std::mem::take(&mut source.tokens);
+        let spans = media.restore(&mut tokens);
         let parent = source.parent.map(|parent| index_of[parent as usize]);
         let depth = parent.map_or(0, |parent| {
             let parent: &Node = &nodes[parent];
@@ -119,6 +122,7 @@ pub(crate) fn lay_out(
             depth,
             origin: origin(calls, &claims[at as usize], tokens.len()),
             tokens,
+            media: spans,
             first_call: calls.get(first(at)).map_or(0, |call| call.id.index),
             prompts_end: Vec::new(),
             outputs_end: Vec::new(),

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `radix` | the shape: a compressed prefix tree over tokens |
 //! | `builder` | [`Builder`]: calls in, one at a time, in any order |
+//! | `media` | placeholders of images: equal ids of unequal payloads are not equal |
 //! | `tree`, `layout` | [`Tree`]: nodes in preorder, who generated and who owns each |
 //! | `classify`, `digest`, `quote` | [`CallClass`]: what a call is, by what it shares with others and who quotes whom |
 //! | `link` | which call each carries on, and its segment |
@@ -61,6 +62,7 @@ mod forest;
 mod fork;
 mod layout;
 mod link;
+mod media;
 mod pack;
 mod quote;
 mod radix;

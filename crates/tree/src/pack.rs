@@ -12,7 +12,8 @@ impl Kept {
     /// without predecessor (an empty prompt) is context.
     ///
     /// # Errors
-    /// Never for a `Kept` of this tree; [`TreeError::TrainNode`] for one of another tree.
+    /// [`TreeError::MediaTrained`] when a kept branch holds anything but text;
+    /// [`TreeError::TrainNode`] for a `Kept` of another tree.
     pub fn train_tree(&self, tree: &Tree) -> Result<TrainTree, TreeError> {
         pack(tree, &self.trained, sampled_targets)
     }
@@ -104,6 +105,10 @@ fn pack(
     for (index, node) in tree.nodes.iter().enumerate() {
         if !needed[index] {
             continue;
+        }
+        if !node.media.is_empty() {
+            let spans = node.media.len();
+            return Err(TreeError::MediaTrained { index, spans });
         }
         let mut targets = vec![None; node.tokens.len()];
         if is_trained[index] {

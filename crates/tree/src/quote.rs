@@ -15,6 +15,17 @@ pub(crate) struct Quotes<T> {
     texts: Vec<(Vec<T>, Vec<usize>)>,
     by_text: HashMap<Vec<T>, usize>,
     by_head: HashMap<u64, Vec<usize>>,
+    /// A bit for every head, by the hash's upper bits: nearly all windows of a text are none, and
+    /// need not be looked up.
+    heads: Vec<u64>,
+}
+
+/// Bits of [`Quotes::heads`]; 8 KiB, which stay in the nearest cache.
+const HEAD_BITS: u32 = 16;
+
+fn bit_of(hash: u64) -> (usize, u64) {
+    let bit = hash >> (64 - HEAD_BITS);
+    ((bit / 64) as usize, 1 << (bit % 64))
 }
 
 impl<T: Copy + Eq + std::hash::Hash + Into<u64>> Quotes<T> {
@@ -25,6 +36,7 @@ impl<T: Copy + Eq + std::hash::Hash + Into<u64>> Quotes<T> {
             texts: Vec::new(),
             by_text: HashMap::new(),
             by_head: HashMap::new(),
+            heads: vec![0; 1 << (HEAD_BITS - 6)],
         }
     }
 
@@ -44,22 +56,51 @@ impl<T: Copy + Eq + std::hash::Hash + Into<u64>> Quotes<T> {
         self.by_text.insert(text.to_vec(), number);
         let head = hash(&text[..self.window]);
         self.by_head.entry(head).or_default().push(number);
+        let (word, bit) = bit_of(head);
+        self.heads[word] |= bit;
         self.texts.push((text.to_vec(), vec![owner]));
     }
 
-    /// Calls `found` with each text that `text` holds and those who said it.
-    pub(crate) fn find(&self, text: &[T], mut found: impl FnMut(&[T], &[usize])) {
+    /// The texts that `text` holds, by number, each once.
+    pub(crate) fn numbers(&self, text: &[T]) -> Vec<usize> {
+        let mut found = Vec::new();
         if self.texts.is_empty() {
-            return;
+            return found;
         }
         for (at, hash) in windows(text, self.window) {
+            let (word, bit) = bit_of(hash);
+            if self.heads[word] & bit == 0 {
+                continue;
+            }
             for &number in self.by_head.get(&hash).into_iter().flatten() {
-                let (quoted, owners) = &self.texts[number];
-                if text[at..].starts_with(quoted) {
-                    found(quoted, owners);
+                if text[at..].starts_with(&self.texts[number].0) && !found.contains(&number) {
+                    found.push(number);
                 }
             }
         }
+        found
+    }
+
+    /// A text by its number, and those who said it.
+    pub(crate) fn said(&self, number: usize) -> (&[T], &[usize]) {
+        let (text, owners) = &self.texts[number];
+        (text, owners)
+    }
+
+    /// The latest before `before` among those who said one of these texts and are accepted.
+    pub(crate) fn latest_of(
+        &self,
+        numbers: &[usize],
+        before: usize,
+        accept: impl Fn(&[T], usize) -> bool,
+    ) -> Option<usize> {
+        let each = numbers.iter().filter_map(|&number| {
+            let (text, owners) = self.said(number);
+            let earlier = owners.partition_point(|&owner| owner < before);
+            let mut earlier = owners[..earlier].iter().rev().copied();
+            earlier.find(|&owner| accept(text, owner))
+        });
+        each.max()
     }
 
     /// The latest before `before` whose text is quoted and accepted.
@@ -69,16 +110,7 @@ impl<T: Copy + Eq + std::hash::Hash + Into<u64>> Quotes<T> {
         before: usize,
         accept: impl Fn(&[T], usize) -> bool,
     ) -> Option<usize> {
-        let mut latest = None;
-        self.find(text, |quoted, owners| {
-            let earlier = owners.partition_point(|&owner| owner < before);
-            let candidate = owners[..earlier]
-                .iter()
-                .rev()
-                .find(|&&owner| accept(quoted, owner));
-            latest = latest.max(candidate.copied());
-        });
-        latest
+        self.latest_of(&self.numbers(text), before, accept)
     }
 }
 
@@ -120,12 +152,12 @@ mod tests {
         for (owner, text) in ["abc", "abcd", "xy", "zzz", "abc"].iter().enumerate() {
             quotes.add(owner, text.as_bytes());
         }
-        let mut found = Vec::new();
-        quotes.find(b"--abce-abcd", |text, owners| {
-            found.push((text.to_vec(), owners.to_vec()));
-        });
+        let numbers = quotes.numbers(b"--abce-abcd");
+        let each = numbers.into_iter().map(|number| quotes.said(number));
+        let mut found: Vec<_> = each
+            .map(|(text, owners)| (text.to_vec(), owners.to_vec()))
+            .collect();
         found.sort();
-        found.dedup();
         assert_eq!(
             found,
             [(b"abc".to_vec(), vec![0, 4]), (b"abcd".to_vec(), vec![1])]

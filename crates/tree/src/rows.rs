@@ -1,5 +1,6 @@
 //! Rows for trainers that take sequences instead of trees.
 
+use record::MediaSpan;
 use serde::{Deserialize, Serialize};
 
 use crate::pack::{sampled_targets, with_ancestors};
@@ -17,6 +18,9 @@ pub struct Row {
     /// One per token of the response. `Some` where this row owns the token: it is trained here
     /// and in no other row. `None` for context and for what another row owns.
     pub targets: Vec<Option<Target>>,
+    /// Where the row stands for something other than text, counted from its first token.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub media: Vec<MediaSpan>,
     /// The calls whose output this row owns (a part of), ascending.
     pub calls: Vec<u32>,
     /// The tree's node that the row ends with.
@@ -156,8 +160,13 @@ fn row_of(
     let mut tokens = Vec::new();
     let mut targets = Vec::new();
     let mut calls = Vec::new();
+    let mut media = Vec::new();
     for &index in path {
         let node = &tree.nodes[index];
+        media.extend(node.media.iter().map(|span| MediaSpan {
+            start: span.start + node.depth as u32,
+            ..span.clone()
+        }));
         let before = targets.len();
         if state[index] == State::Unowned {
             targets.extend(sampled_targets(node).into_iter().map(Some));
@@ -182,6 +191,7 @@ fn row_of(
         tokens,
         prompt_tokens,
         targets,
+        media,
         calls,
         leaf,
         tokens_cut: whole[fits..]

@@ -120,6 +120,18 @@ impl TrainTree {
         self
     }
 
+    /// Turns targets that are not wanted into context; returns how many.
+    pub fn retain(&mut self, wanted: impl Fn(&Target) -> bool) -> usize {
+        let mut dropped = 0;
+        for target in self.nodes.iter_mut().flat_map(|node| &mut node.targets) {
+            if target.as_ref().is_some_and(|known| !wanted(known)) {
+                *target = None;
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
     /// The nodes, parents first.
     #[must_use]
     pub fn nodes(&self) -> &[TrainNode] {

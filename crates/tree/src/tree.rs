@@ -1,6 +1,6 @@
 //! The prefix tree of one rollout.
 
-use record::{Call, PolicySpan};
+use record::{Call, MediaSpan, PolicySpan};
 use serde::{Deserialize, Serialize};
 
 use crate::classify::CallClass;
@@ -57,6 +57,9 @@ pub struct Node {
     pub depth: usize,
     /// The tokens, at least one.
     pub tokens: Vec<u32>,
+    /// Where they stand for something other than text, counted from the node's first token.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub media: Vec<MediaSpan>,
     /// Where they came from.
     pub origin: Origin,
     /// The earliest call whose path holds this node.

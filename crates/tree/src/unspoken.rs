@@ -39,11 +39,12 @@ impl Outputs {
     /// Calls whose output comes back in `tokens`, sorted.
     fn back_in(&self, tokens: &[u32], before: usize) -> Vec<usize> {
         let mut back = Vec::new();
-        self.edges.find(tokens, |_, owners| {
+        for number in self.edges.numbers(tokens) {
+            let (_, owners) = self.edges.said(number);
             // Of equal outputs the latest stands for all.
             let earlier = owners.partition_point(|&owner| owner < before);
             back.extend(owners[..earlier].last());
-        });
+        }
         back.sort_unstable();
         back.dedup();
         back

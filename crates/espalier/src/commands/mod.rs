@@ -2,7 +2,9 @@
 
 pub(crate) mod doctor;
 pub(crate) mod eval;
+pub(crate) mod harness;
 pub(crate) mod inspect;
+pub(crate) mod policy;
 pub(crate) mod rollout;
 pub(crate) mod serve;
 pub(crate) mod sft;

@@ -58,7 +58,12 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let mut tasks = teacher::load_tasks(&recipe.tasks.train, Split::Train)?;
     tasks.truncate(arguments.tasks_max.unwrap_or(usize::MAX));
     let engine: Arc<dyn Engine> = if arguments.teacher {
-        teacher::engine(&tasks, &codec, teacher::CONTEXT_TOKENS_MAX)
+        teacher::engine(
+            &tasks,
+            &recipe.harnesses,
+            &codec,
+            teacher::CONTEXT_TOKENS_MAX,
+        )?
     } else {
         let weights = Arc::new(policy::load_weights(&recipe.policy.folder, &codec)?);
         policy::start_engine(&recipe.policy, &codec, weights, 0)?

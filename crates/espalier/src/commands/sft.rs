@@ -3,7 +3,10 @@
 
 use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Instant};
 
-use learner::sft::batch_indexes;
+use learner::{
+    filter::{Candidate, Filter, choose},
+    sft::batch_indexes,
+};
 use ledger::Ledger;
 use model::{Weights, forest};
 use record::Rollout;
@@ -11,6 +14,7 @@ use task::Split;
 use tree::{Selection, TrainTree};
 
 use crate::{
+    chat_rows,
     display::{self, Display},
     error::CliError,
     lab::{Lab, Plan},
@@ -34,6 +38,10 @@ pub(crate) struct Arguments {
     /// Train on the captures of this run instead of making new ones; may be given several times.
     #[arg(long)]
     captures: Vec<PathBuf>,
+    /// Train on the conversations of this file instead, one JSON object per line with `messages` as
+    /// in OpenAI's chat API; may be given several times.
+    #[arg(long, conflicts_with = "captures")]
+    rows: Vec<PathBuf>,
     /// Steps, instead of the recipe's.
     #[arg(long)]
     steps: Option<u64>,
@@ -50,54 +58,21 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let display = Display::new(json);
     let (cancel, _watcher) = super::interrupts();
     let codec = policy::load_codec(&recipe.policy.folder)?;
-    let dir = RunDir::create(&arguments.out, &recipe)?;
-    let failed = |error| CliError::failed("the run's ledger", error);
-    let ledgers: Vec<Ledger> = if arguments.captures.is_empty() {
-        vec![capture(&recipe, &dir, &codec, &display, &cancel).await?]
+    let (trees, dir) = if arguments.rows.is_empty() {
+        let dir = RunDir::create(&arguments.out, &recipe)?;
+        let captured = captured(
+            &recipe,
+            &dir,
+            &arguments.captures,
+            &codec,
+            &display,
+            &cancel,
+        );
+        (captured.await?, dir)
     } else {
-        let opened = arguments
-            .captures
-            .iter()
-            .map(|folder| Ledger::open_read_only(folder));
-        opened.collect::<Result<_, _>>().map_err(failed)?
+        let trees = trees_of_rows(&arguments.rows, &recipe, &codec, &display)?;
+        (trees, RunDir::create(&arguments.out, &recipe)?)
     };
-    let mut rollouts: Vec<(&Ledger, Rollout)> = Vec::new();
-    for ledger in &ledgers {
-        let own = ledger.rollouts(&[]).map_err(failed)?;
-        rollouts.extend(own.into_iter().map(|rollout| (ledger, rollout)));
-    }
-    // The order of starts depends on the machine's mood; the order of batches must not.
-    rollouts.sort_by(|a, b| a.1.spec.id.cmp(&b.1.spec.id));
-    let mut harvest = Harvest::default();
-    let mut trees: Vec<TrainTree> = Vec::new();
-    let progress = display.steps("trees", rollouts.len() as u64, "rollouts");
-    for (ledger, rollout) in &rollouts {
-        progress.advance("");
-        if rollout
-            .verdict
-            .as_ref()
-            .is_none_or(|verdict| verdict.reward < 1.0)
-        {
-            continue;
-        }
-        let grown =
-            training::grow_supervised(ledger, rollout, &Selection::default(), &mut harvest)?;
-        trees.extend(grown.filter(|tree| tree.terms() > 0));
-    }
-    progress.done();
-    if trees.is_empty() {
-        return Err(CliError::plain(
-            "there is no rollout with the full reward to learn from",
-            "look at the captures with `espalier inspect`",
-        ));
-    }
-    display.line(&format!(
-        "{} of {} rollouts are solved: {} tokens captured, {} unique within rollouts",
-        trees.len(),
-        rollouts.len(),
-        harvest.tokens_captured,
-        harvest.tokens_unique
-    ));
     let weights = match &recipe.sft.shape {
         Some(shape) => {
             let shape = shape
@@ -115,6 +90,123 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     train(&recipe, &dir, weights, &trees, &display, &cancel)
 }
 
+/// The trees of captured rollouts: of earlier runs, or of the teacher's when none is named.
+async fn captured(
+    recipe: &Recipe,
+    dir: &RunDir,
+    captures: &[PathBuf],
+    codec: &Arc<codec::Codec>,
+    display: &Display,
+    cancel: &tokio_util::sync::CancellationToken,
+) -> Result<Vec<TrainTree>, CliError> {
+    let failed = |error| CliError::failed("the run's ledger", error);
+    let ledgers: Vec<Ledger> = if captures.is_empty() {
+        vec![capture(recipe, dir, codec, display, cancel).await?]
+    } else {
+        let opened = captures.iter().map(|folder| Ledger::open_read_only(folder));
+        opened.collect::<Result<_, _>>().map_err(failed)?
+    };
+    let mut rollouts: Vec<(&Ledger, Rollout)> = Vec::new();
+    for ledger in &ledgers {
+        let own = ledger.rollouts(&[]).map_err(failed)?;
+        rollouts.extend(own.into_iter().map(|rollout| (ledger, rollout)));
+    }
+    // The order of starts depends on the machine's mood; the order of batches must not.
+    rollouts.sort_by(|a, b| a.1.spec.id.cmp(&b.1.spec.id));
+    let mut harvest = Harvest::default();
+    let trees = chosen(&rollouts, recipe, display, &mut harvest)?;
+    display.line(&format!(
+        "{} of {} rollouts are learned from: {} tokens captured, {} unique within rollouts",
+        trees.len(),
+        rollouts.len(),
+        harvest.tokens_captured,
+        harvest.tokens_unique
+    ));
+    Ok(trees)
+}
+
+/// The trees of the conversations that the recipe's filter chooses.
+fn trees_of_rows(
+    files: &[PathBuf],
+    recipe: &Recipe,
+    codec: &codec::Codec,
+    display: &Display,
+) -> Result<Vec<TrainTree>, CliError> {
+    let mut rows = Vec::new();
+    for file in files {
+        rows.extend(chat_rows::read(file, codec)?);
+    }
+    let candidates: Vec<Candidate<'_>> = rows
+        .iter()
+        .map(|row| Candidate {
+            task: &row.task,
+            reward: row.reward,
+            tokens: row.trees.iter().map(TrainTree::terms).sum(),
+        })
+        .collect();
+    let places = choose(&candidates, &recipe.sft.filter);
+    display.line(&format!(
+        "{} of {} conversations are learned from",
+        places.len(),
+        rows.len()
+    ));
+    if places.is_empty() {
+        return Err(nothing_to_learn(&recipe.sft.filter));
+    }
+    let trees = places.into_iter().flat_map(|at| rows[at].trees.clone());
+    Ok(trees.collect())
+}
+
+fn nothing_to_learn(filter: &Filter) -> CliError {
+    CliError::plain(
+        format!(
+            "there is nothing with a reward of at least {} to learn from",
+            filter.reward_min
+        ),
+        "look at the captures with `espalier inspect`, or lower sft.filter.reward_min",
+    )
+}
+
+/// The trees of the rollouts that the recipe's filter chooses.
+fn chosen(
+    rollouts: &[(&Ledger, Rollout)],
+    recipe: &Recipe,
+    display: &Display,
+    harvest: &mut Harvest,
+) -> Result<Vec<TrainTree>, CliError> {
+    let filter = &recipe.sft.filter;
+    let mut grown: Vec<(Candidate<'_>, TrainTree)> = Vec::new();
+    let progress = display.steps("trees", rollouts.len() as u64, "rollouts");
+    for (ledger, rollout) in rollouts {
+        progress.advance("");
+        let reward = rollout.verdict.as_ref().map(|verdict| verdict.reward);
+        // A tree is costly; a reward below the threshold needs none.
+        let Some(reward) = reward.filter(|reward| *reward >= filter.reward_min) else {
+            continue;
+        };
+        let tree = training::grow_supervised(ledger, rollout, &Selection::default(), harvest)?;
+        if let Some(tree) = tree.filter(|tree| tree.terms() > 0) {
+            let candidate = Candidate {
+                task: rollout.spec.task.as_str(),
+                reward,
+                tokens: tree.terms(),
+            };
+            grown.push((candidate, tree));
+        }
+    }
+    progress.done();
+    let candidates: Vec<Candidate<'_>> = grown.iter().map(|(candidate, _)| *candidate).collect();
+    let mut places = choose(&candidates, filter).into_iter().peekable();
+    let trees: Vec<TrainTree> = (0..)
+        .zip(grown)
+        .filter_map(|(index, (_, tree))| places.next_if_eq(&index).map(|_| tree))
+        .collect();
+    if trees.is_empty() {
+        return Err(nothing_to_learn(filter));
+    }
+    Ok(trees)
+}
+
 /// The teacher's rollouts, captured through harness and gateway.
 async fn capture(
     recipe: &Recipe,
@@ -126,7 +218,12 @@ async fn capture(
     let tasks = teacher::load_tasks(&recipe.sft.tasks, Split::Train)?;
     let ledger =
         Ledger::create(&dir.path).map_err(|error| CliError::failed("the run's ledger", error))?;
-    let engine = teacher::engine(&tasks, codec, teacher::CONTEXT_TOKENS_MAX);
+    let engine = teacher::engine(
+        &tasks,
+        &recipe.harnesses,
+        codec,
+        teacher::CONTEXT_TOKENS_MAX,
+    )?;
     let lab = Lab::open(recipe, dir, ledger, Arc::clone(codec), engine).await?;
     let plan = Plan {
         split: "teacher",

@@ -2,30 +2,30 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Instant,
 };
 
-use learner::grpo::UpdateMetrics;
 use ledger::Ledger;
 use model::forest;
-use serde::{Deserialize, Serialize};
 use task::Split;
 
 use crate::{
     chart,
-    curriculum::{self, Curriculum},
-    display::{self, Display},
+    curriculum::Curriculum,
+    display::Display,
     error::CliError,
-    lab::{Lab, Plan},
+    lab::Lab,
     policy,
     recipe::Recipe,
     run_dir::RunDir,
     score::{self, Evaluation},
-    summary::{Evaluations, PhaseSeconds, Summary, Tokens, table},
+    steps::{Record, StepMetrics, Steps, evaluation_due},
+    summary::{AtStep, Evaluations, Summary, Sums, table},
     teacher,
     tensorboard::Events,
-    training::{self, Harvest},
+    trainer::Trainer,
+    training::Harvest,
 };
 
 /// Train a policy with reinforcement learning through a harness.
@@ -50,47 +50,6 @@ pub(crate) struct Arguments {
     /// Harness, instead of the recipe's; may be given several times.
     #[arg(long)]
     harness: Vec<String>,
-}
-
-/// A line of `metrics.jsonl`.
-#[derive(Debug, Serialize, Deserialize)]
-struct StepMetrics {
-    step: u64,
-    #[serde(flatten)]
-    harvest: serde_json::Value,
-    update: Option<UpdateMetrics>,
-    policy_version: u64,
-    rollout_s: f64,
-    train_s: f64,
-}
-
-/// What the steps so far add up to.
-#[derive(Debug, Default)]
-struct Sums {
-    reward: Vec<f64>,
-    pass: Vec<f64>,
-    dispositions: std::collections::BTreeMap<String, u64>,
-    forks: std::collections::BTreeMap<String, u64>,
-    tokens: Tokens,
-    seconds: PhaseSeconds,
-}
-
-impl Sums {
-    fn add(&mut self, harvest: &Harvest, rollout_s: f64, train_s: f64) {
-        self.reward.push(harvest.reward);
-        self.pass.push(harvest.pass);
-        for (name, count) in &harvest.dispositions {
-            *self.dispositions.entry(name.clone()).or_default() += count;
-        }
-        for (name, count) in &harvest.forks {
-            *self.forks.entry(name.clone()).or_default() += count;
-        }
-        self.tokens.captured += harvest.tokens_captured;
-        self.tokens.unique += harvest.tokens_unique;
-        self.tokens.trained += harvest.tokens_trained;
-        self.seconds.rollout += rollout_s;
-        self.seconds.train += train_s;
-    }
 }
 
 struct Start {
@@ -165,19 +124,10 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         ..forest::Settings::default()
     };
     let codec = policy::load_codec(&recipe.policy.folder)?;
-    let (mut learner, first_step) = match &checkpoint {
-        Some((folder, _)) => learner::Embedded::resume(folder, compute)
-            .map_err(|error| CliError::failed(format!("checkpoint {}", folder.display()), error))?,
-        None => {
-            let weights = policy::load_weights(&recipe.policy.folder, &codec)?;
-            (
-                learner::Embedded::new(weights, recipe.train.optimiser.clone(), compute),
-                0,
-            )
-        }
-    };
+    let from = checkpoint.as_ref().map(|(folder, _)| folder.as_path());
+    let (trainer, first_step) = Trainer::open(&recipe, &codec, from, compute)?;
     let engine =
-        policy::start_engine(&recipe.policy, &codec, learner.weights(), learner.version())?;
+        policy::start_engine(&recipe.policy, &codec, trainer.weights(), trainer.version())?;
     let train_tasks = teacher::load_tasks(&recipe.tasks.train, Split::Train)?;
     let held_out = teacher::load_tasks(&recipe.tasks.held_out, Split::HeldOut)?;
     let lab = Lab::open(&recipe, &dir, ledger, Arc::clone(&codec), engine.clone()).await?;
@@ -187,7 +137,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         lab.harness_names().join(" + "),
         train_tasks.len(),
         held_out.len(),
-        learner.weights().len(),
+        trainer.weights().len(),
         recipe.seed,
         dir.path.display()
     ));
@@ -197,6 +147,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let mut sums = Sums::default();
     let mut curriculum = Curriculum::new(
         recipe.train.curriculum,
+        recipe.train.mix.as_ref(),
         recipe.seed,
         recipe.train.samples,
         lab.harness_names(),
@@ -221,87 +172,46 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     sums.seconds.eval += started.elapsed().as_secs_f64();
     display.line(&format!("before: {}", one_line(&before)));
     let steps = recipe.train.steps;
-    let mut events = Events::create(&dir.path)?;
-    let mut step_seconds: Vec<f64> = Vec::new();
-    for step in first_step..steps {
-        let started = Instant::now();
-        let tasks: Vec<_> = curriculum
-            .draw(step, recipe.train.tasks_per_step)
-            .into_iter()
-            .map(|index| Arc::clone(&train_tasks[index]))
-            .collect();
-        let temperature = recipe.rollout.temperature;
-        let plan = Plan {
-            split: "train",
-            step,
-            samples: recipe.train.samples,
-            temperature,
-        };
-        let result = lab
-            .run(
-                lab.jobs(&tasks, plan)?,
-                &format!("step {}/{steps}", step + 1),
-                &display,
-                &cancel,
-            )
-            .await?;
-        if result.cancelled {
-            lab.close().await?;
-            return Err(resume_hint());
+    let during = async |at: u64, sums: &mut Sums| -> Result<(), CliError> {
+        if !evaluation_due(&recipe, at) {
+            return Ok(());
         }
-        let rollout_s = started.elapsed().as_secs_f64();
         let started = Instant::now();
-        let rollouts: Vec<_> = result.ended().collect();
-        let (trees, mut harvest) = training::harvest(&lab.ledger, &rollouts, &recipe.train)?;
-        harvest.families = curriculum::tally(&rollouts, &tasks);
-        curriculum.observe(&harvest.families);
-        let update = if trees.is_empty() {
-            // Named in the step's line: every group had equal rewards, or nothing was captured.
-            None
-        } else {
-            let rate = recipe.train.rate.rate(step, steps);
-            let metrics = learner
-                .update(&trees, &recipe.train.grpo, rate)
-                .map_err(|error| {
-                    CliError::failed(format!("step {}: the update", step + 1), error)
-                })?;
-            engine
-                .set_weights(learner.weights(), learner.version())
-                .map_err(|error| CliError::failed("the engine refused the new weights", error))?;
-            Some(metrics)
-        };
-        let train_s = started.elapsed().as_secs_f64();
-        step_seconds.push(rollout_s + train_s);
-        sums.add(&harvest, rollout_s, train_s);
-        dir.append_metrics(&StepMetrics {
-            step,
-            harvest: serde_json::to_value(&harvest).unwrap_or_default(),
-            update,
-            policy_version: learner.version(),
-            rollout_s,
-            train_s,
-        })?;
-        events.append_step(step + 1, &harvest, update.as_ref(), rollout_s, train_s)?;
-        if (step + 1) % recipe.train.checkpoint_every == 0 || step + 1 == steps {
-            learner
-                .save(
-                    &dir.checkpoint(step + 1),
-                    step + 1,
-                    &policy::text_files(&recipe.policy.folder),
-                )
-                .map_err(|error| CliError::failed("the checkpoint", error))?;
-        }
-        let left = (steps - step - 1) as f64 * step_seconds.iter().sum::<f64>()
-            / step_seconds.len() as f64;
-        display.line(&step_line(
-            step + 1,
-            steps,
-            &harvest,
-            update.as_ref(),
-            rollout_s,
-            train_s,
-            left,
-        ));
+        let name = "eval-during";
+        let found = evaluation(&lab, &recipe, &held_out, name, (at, at), &display, &cancel)
+            .await
+            .map_err(|error| interrupted_as(error, resume_hint))?;
+        sums.seconds.eval += started.elapsed().as_secs_f64();
+        let best = Trainer::note_score(&dir, at, found.sampled.pass_at_1)?;
+        let mark = if best { ", the best so far" } else { "" };
+        display.line(&format!("after step {at}: {}{mark}", one_line(&found)));
+        Ok(())
+    };
+    // An interruption may have come between the checkpoint and its evaluation.
+    during(first_step, &mut sums).await?;
+    let all = Steps {
+        recipe: &recipe,
+        dir: &dir,
+        lab: &lab,
+        tasks: &train_tasks,
+        engine: &engine,
+        trainer: Arc::new(Mutex::new(trainer)),
+        display: &display,
+        cancel: &cancel,
+    };
+    let mut record = Record {
+        sums: &mut sums,
+        events: Events::create(&dir.path)?,
+        made: 0,
+        began: Instant::now(),
+    };
+    let cancelled = all
+        .run(first_step, &mut curriculum, &mut record, during)
+        .await?;
+    drop(all);
+    if cancelled {
+        lab.close().await?;
+        return Err(resume_hint());
     }
     let started = Instant::now();
     let after = evaluation(
@@ -316,6 +226,10 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     .await
     .map_err(|error| interrupted_as(error, resume_hint))?;
     sums.seconds.eval += started.elapsed().as_secs_f64();
+    if recipe.eval.every > 0 {
+        Trainer::note_score(&dir, steps, after.sampled.pass_at_1)?;
+    }
+    let during = evaluations_during(&lab.ledger, recipe.eval.every, steps)?;
     let versions = [
         ("espalier".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("codec".to_owned(), codec.digest().to_owned()),
@@ -323,7 +237,11 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let summary = Summary {
         steps,
         wall_s: began.elapsed().as_secs_f64(),
-        eval: Evaluations { before, after },
+        eval: Evaluations {
+            before,
+            during,
+            after,
+        },
         reward: sums.reward,
         dispositions: sums.dispositions,
         tokens: sums.tokens,
@@ -385,6 +303,24 @@ async fn evaluation(
         .await
         .map_err(|error| CliError::failed("the run's notes", error))?;
     Ok(evaluation)
+}
+
+/// The evaluations between the first step and the last, from the run's notes: those made before an
+/// interruption are there too.
+fn evaluations_during(ledger: &Ledger, every: u64, steps: u64) -> Result<Vec<AtStep>, CliError> {
+    let mut found = Vec::new();
+    if every == 0 {
+        return Ok(found);
+    }
+    for step in (every..steps).step_by(usize::try_from(every).unwrap_or(usize::MAX)) {
+        let note = ledger
+            .note(&format!("eval-during-{step}"))
+            .map_err(|error| CliError::failed("the run's notes", error))?;
+        if let Some(evaluation) = note.and_then(|note| serde_json::from_value(note).ok()) {
+            found.push(AtStep { step, evaluation });
+        }
+    }
+    Ok(found)
 }
 
 fn interrupted_as(error: CliError, resume_hint: impl Fn() -> CliError) -> CliError {
@@ -451,39 +387,5 @@ fn one_line(evaluation: &Evaluation) -> String {
         100.0 * pass.ci95[0],
         100.0 * pass.ci95[1],
         greedy.unwrap_or_default()
-    )
-}
-
-fn step_line(
-    step: u64,
-    steps: u64,
-    harvest: &Harvest,
-    update: Option<&UpdateMetrics>,
-    rollout_s: f64,
-    train_s: f64,
-    left: f64,
-) -> String {
-    let dropped =
-        harvest.dispositions.get("discard").copied().unwrap_or(0) + harvest.over_branched as u64;
-    let forks: u64 = harvest.forks.values().sum();
-    let learned = update.map_or_else(
-        || "nothing to learn (all groups equal)".to_owned(),
-        |update| {
-            format!(
-                "entropy {:.3}  |grad| {:.2}",
-                update.entropy, update.gradient_norm
-            )
-        },
-    );
-    format!(
-        "step {step:>3}/{steps}  pass {:5.1} %  reward {:.3}  groups {}-{}  tokens {}k/{}k/{}k  forks {forks}  drops {dropped}  {learned}  {rollout_s:.1}s + {train_s:.1}s  eta {}",
-        100.0 * harvest.pass,
-        harvest.reward,
-        harvest.groups,
-        harvest.groups_zero_variance,
-        harvest.tokens_captured / 1000,
-        harvest.tokens_unique / 1000,
-        harvest.tokens_trained / 1000,
-        display::seconds(left)
     )
 }

@@ -143,6 +143,105 @@ Done.
 "#);
 }
 
+/// Schemas say in many words that a path must be absolute.
+#[test]
+fn relative_paths_go_only_where_they_are_welcome() {
+    let offers = |description: &str| {
+        let path = json!({"type": "string", "description": description});
+        vec![
+            tool("read", json!({"path": path}), &["path"]),
+            tool("bash", json!({"command": text()}), &["command"]),
+        ]
+    };
+    for (description, name) in [
+        ("Path to the file", "read"),
+        (
+            "Relative paths resolve against the working directory; others must be absolute",
+            "read",
+        ),
+        ("The absolute path of the file", "bash"),
+        ("The absolute path (must be absolute, not relative)", "bash"),
+        (
+            "The absolute path. Relative paths are not supported.",
+            "bash",
+        ),
+    ] {
+        let conversation = Conversation {
+            messages: Vec::new(),
+            tools: offers(description),
+        };
+        let steps = [Step::Read("a.txt".into())];
+        let message = next_message(&steps, &conversation).unwrap();
+        assert_eq!(message.tool_calls[0].name, name, "{description}");
+    }
+}
+
+#[test]
+fn a_run_that_ends_with_a_command_is_ended_with_it() {
+    let call = next_message(
+        &steps(),
+        &Conversation {
+            messages: Vec::new(),
+            tools: react(),
+        },
+    );
+    let done = Conversation {
+        messages: vec![call.unwrap(); 4],
+        tools: react(),
+    };
+    let last = next_message_ending(&steps(), Some("echo SUBMIT"), &done).unwrap();
+    assert_eq!(
+        last.tool_calls[0].arguments.to_string(),
+        r#"{"command":"echo SUBMIT"}"#
+    );
+    let last = next_message_ending(&steps(), None, &done).unwrap();
+    assert_eq!(
+        (last.text_content().as_str(), last.tool_calls.len()),
+        ("Done.", 0)
+    );
+}
+
+#[test]
+fn a_side_call_without_tools_is_answered_in_words() {
+    let title = Conversation {
+        messages: vec![Message::text(Role::User, "Write a title.")],
+        tools: Vec::new(),
+    };
+    assert_eq!(
+        next_message(&steps(), &title).unwrap().text_content(),
+        "Done."
+    );
+}
+
+#[test]
+fn several_steps_make_one_turn_with_ids_of_their_own() {
+    let conversation = Conversation {
+        messages: Vec::new(),
+        tools: react(),
+    };
+    let message = turn(&steps()[..3], 4, &conversation).unwrap();
+    let calls: Vec<_> = message
+        .tool_calls
+        .iter()
+        .map(|call| (call.id.as_str(), call.name.as_str()))
+        .collect();
+    assert_eq!(
+        calls,
+        [
+            ("call_4", "bash"),
+            ("call_4_1", "read"),
+            ("call_4_2", "write")
+        ]
+    );
+    assert!(matches!(
+        turn(&steps(), 0, &conversation),
+        Err(TeacherError::NoTool {
+            wanted: "say something",
+            ..
+        })
+    ));
+}
+
 #[test]
 fn the_same_request_gets_the_same_reply() {
     let mut conversation = Conversation {

@@ -148,6 +148,9 @@ fn place(tool: &ToolSpec, path: &Path) -> Option<(String, Value)> {
         .unwrap_or("")
         .to_lowercase();
     let wants_absolute = plain(&key) == "absolutepath"
+        || ["relative paths are not", "not relative"]
+            .iter()
+            .any(|words| description.contains(words))
         || description.contains("absolute") && !description.contains("relative");
     if wants_absolute && path.is_relative() {
         return None;

@@ -3,6 +3,7 @@
 mod algebra;
 mod classes;
 mod forks;
+mod media;
 mod packing;
 mod rows;
 mod selection;

@@ -220,6 +220,9 @@ fn remove_groups(name: &str) {
         .flatten()
         .flatten()
     {
-        let _ = fs::remove_dir(hierarchy.path().join(name));
+        let folder = hierarchy.path().join(name);
+        // podman's own helpers have one below.
+        let _ = fs::remove_dir(folder.join("conmon"));
+        let _ = fs::remove_dir(folder);
     }
 }

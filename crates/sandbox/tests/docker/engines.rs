@@ -221,8 +221,10 @@ fn remove_groups(name: &str) {
         .flatten()
     {
         let folder = hierarchy.path().join(name);
-        // podman's own helpers have one below.
-        let _ = fs::remove_dir(folder.join("conmon"));
+        // podman's helpers have one below, and what it forgot.
+        for below in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let _ = fs::remove_dir(below.path());
+        }
         let _ = fs::remove_dir(folder);
     }
 }

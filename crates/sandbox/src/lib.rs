@@ -466,7 +466,7 @@ pub trait Sandbox: Send + Sync + std::fmt::Debug {
 fn not_offered(what: &str) -> SandboxError {
     SandboxError::Unsupported {
         what: format!("this kind of sandbox has no {what}"),
-        hint: "use the kind local, docker or kubernetes".to_owned(),
+        hint: "use the kind local or docker".to_owned(),
     }
 }
 

@@ -8,8 +8,9 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use guest::protocol::GUEST_PATH;
 use http::{Method, StatusCode};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::{
     sync::{mpsc, watch},
@@ -114,22 +115,17 @@ impl Container {
         }
     }
 
-    pub(super) fn id(&self) -> &str {
-        &self.id
-    }
-
     pub(super) fn hear_complaints(&mut self, complaint: Complaint) {
         self.complaint = Some(complaint);
     }
 
-    /// Puts the guest where it is in every sandbox, owned by root.
-    pub(super) async fn fill(&self, guest: &[u8]) -> Result<(), CallError> {
-        let tar = guest_tar(guest).map_err(|e| CallError::Transport(e.to_string()))?;
-        let path = format!("/containers/{}/archive?path=%2F", self.id);
-        self.engine
-            .call(Method::PUT, &path, "application/x-tar", Bytes::from(tar))
-            .await
-            .map(drop)
+    /// Takes hold of standard input and output, before the start.
+    pub(super) async fn attach(&self) -> Result<TokioIo<Upgraded>, CallError> {
+        let path = format!(
+            "/containers/{}/attach?stream=1&stdin=1&stdout=1&stderr=1",
+            self.id
+        );
+        self.engine.hijack(&path).await
     }
 
     /// Asks, before the start, to be told of the end.
@@ -171,25 +167,6 @@ impl Drop for Container {
             let _ = self.reaper.queue.send(self.id.clone());
         }
     }
-}
-
-fn guest_tar(guest: &[u8]) -> std::io::Result<Vec<u8>> {
-    let mut builder = tar::Builder::new(Vec::with_capacity(guest.len() + 4096));
-    let path = GUEST_PATH.trim_start_matches('/');
-    let mut header = tar::Header::new_gnu();
-    header.set_mode(0o755);
-    header.set_uid(0);
-    header.set_gid(0);
-    if let Some((folder, _)) = path.rsplit_once('/') {
-        let mut header = header.clone();
-        header.set_entry_type(tar::EntryType::Directory);
-        header.set_size(0);
-        builder.append_data(&mut header, format!("{folder}/"), std::io::empty())?;
-    }
-    header.set_entry_type(tar::EntryType::Regular);
-    header.set_size(guest.len() as u64);
-    builder.append_data(&mut header, path, guest)?;
-    builder.into_inner()
 }
 
 #[async_trait]

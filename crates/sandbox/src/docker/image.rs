@@ -1,13 +1,17 @@
-//! What an image brings: what it has where a sandbox's own folders will be.
+//! The image with the guest on top, and what an image brings: what it has where a sandbox's own folders will be.
 
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use guest::protocol::GUEST_PATH;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::engine::{CallError, Engine, quote};
-use crate::{RefusalCause, SandboxError, Spec};
+use crate::{RefusalCause, SandboxError, Spec, guest_binary};
+
+/// The name of images with the guest on top.
+const REPOSITORY: &str = "espalier-guest";
 
 /// An image that was looked at.
 #[derive(Debug)]
@@ -59,6 +63,13 @@ impl Image {
         let probe = probe.get("Id").and_then(Value::as_str).unwrap_or_default();
         let mut content = Vec::new();
         let mut result = Ok(());
+        let id = match with_guest(engine, &id, probe).await {
+            Ok(id) => id,
+            Err(error) => {
+                result = Err(failed(error));
+                id
+            }
+        };
         for folder in [&spec.workspace, &spec.home] {
             let path = format!(
                 "/containers/{probe}/archive?path={}",
@@ -77,6 +88,60 @@ impl Image {
         removed.map_err(failed)?;
         Ok(Self { id, content })
     }
+}
+
+/// The image with the guest on top; made of the container if the engine does not have it yet.
+async fn with_guest(engine: &Engine, id: &str, container: &str) -> Result<String, CallError> {
+    let tag = format!("{:016x}", digest([id.as_bytes(), guest_binary::BYTES]));
+    let path = format!("/images/{REPOSITORY}:{tag}/json");
+    let id_of = |value: &Value| value.get("Id").and_then(Value::as_str).map(str::to_owned);
+    match engine.json::<Value>(Method::GET, &path, None).await {
+        Ok(known) => {
+            if let Some(id) = id_of(&known) {
+                return Ok(id);
+            }
+        }
+        Err(error) if error.is(StatusCode::NOT_FOUND) => {}
+        Err(error) => return Err(error),
+    }
+    let tar = guest_tar(guest_binary::BYTES).map_err(|e| CallError::Transport(e.to_string()))?;
+    let path = format!("/containers/{container}/archive?path=%2F");
+    engine
+        .call(Method::PUT, &path, "application/x-tar", Bytes::from(tar))
+        .await?;
+    let path = format!("/commit?container={container}&repo={REPOSITORY}&tag={tag}");
+    let made: Value = engine.json(Method::POST, &path, Some(&json!({}))).await?;
+    id_of(&made).ok_or_else(|| CallError::Transport(format!("its answer has no Id: {made}")))
+}
+
+/// Tells contents apart (FNV-1a); whoever may write to the engine needs no collision.
+fn digest<const N: usize>(parts: [&[u8]; N]) -> u64 {
+    parts
+        .iter()
+        .copied()
+        .flatten()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+}
+
+fn guest_tar(guest: &[u8]) -> std::io::Result<Vec<u8>> {
+    let mut builder = tar::Builder::new(Vec::with_capacity(guest.len() + 4096));
+    let path = GUEST_PATH.trim_start_matches('/');
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o755);
+    header.set_uid(0);
+    header.set_gid(0);
+    if let Some((folder, _)) = path.rsplit_once('/') {
+        let mut header = header.clone();
+        header.set_entry_type(tar::EntryType::Directory);
+        header.set_size(0);
+        builder.append_data(&mut header, format!("{folder}/"), std::io::empty())?;
+    }
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_size(guest.len() as u64);
+    builder.append_data(&mut header, path, guest)?;
+    builder.into_inner()
 }
 
 /// Makes an image of a tar stream; gives its id.

@@ -1,11 +1,15 @@
 //! The kind `docker`: containers of a Docker-compatible engine (dockerd, podman), over its API.
 //!
-//! A container's first process is our guest, put in before the start, and its standard input and
+//! A container's first process is our guest, and its standard input and
 //! output are the control stream (attached, not logged). So nothing is shared with the host but
 //! the mounts, the engine may be on another machine, and the container ends when we do: the engine
 //! closes its standard input, the guest ends, the engine removes it. Should even that not happen,
 //! the guest ends when it heard nothing for [`HEARTBEAT_S`]. Containers that were made and never
 //! started are found by their labels (`janitor`).
+//!
+//! The guest comes as a layer on top of the image, made once for each image and kept by the engine
+//! as `espalier-guest:…`: putting it into every container costs more, and podman 4 loses its way
+//! when it mounts a container for that and for the start at nearly the same time.
 //!
 //! Network: none at all; connections to the gateway travel on the control stream.
 //!
@@ -49,7 +53,7 @@ use self::{
     janitor::Owner,
 };
 use crate::{
-    Provider, RefusalCause, Sandbox, SandboxError, Spec, guest_binary,
+    Provider, RefusalCause, Sandbox, SandboxError, Spec,
     inhabited::Inhabited,
     stream::{Stream, StreamSettings},
 };
@@ -242,18 +246,7 @@ impl Maker {
         let image = self.image(&spec).await?;
         let id = self.create(&spec, &image).await?;
         let mut container = Container::new(id, self.engine.clone(), self.reaper.clone(), place);
-        container
-            .fill(guest_binary::BYTES)
-            .await
-            .map_err(failed("putting the guest in"))?;
-        let attached = self
-            .engine
-            .hijack(&format!(
-                "/containers/{}/attach?stream=1&stdin=1&stdout=1&stderr=1",
-                container.id()
-            ))
-            .await
-            .map_err(failed("attaching"))?;
+        let attached = container.attach().await.map_err(failed("attaching"))?;
         container.watch_end(&self.tasks);
         container.start().await.map_err(failed("starting"))?;
         let (reader, writer) = tokio::io::split(attached);

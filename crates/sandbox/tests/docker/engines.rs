@@ -192,9 +192,11 @@ impl Drop for Engine {
             let _ = kill_process(pid, Signal::KILL);
         }
         unmount_below(self.folder.path());
-        if self.kind == Kind::Docker {
-            remove_groups("espalier-test-docker");
-        }
+        // Empty ones only: an engine of the machine's own that uses the same name keeps its groups.
+        remove_groups(match self.kind {
+            Kind::Docker => "espalier-test-docker",
+            Kind::Podman => "libpod_parent",
+        });
     }
 }
 
@@ -218,6 +220,11 @@ fn remove_groups(name: &str) {
         .flatten()
         .flatten()
     {
-        let _ = fs::remove_dir(hierarchy.path().join(name));
+        let folder = hierarchy.path().join(name);
+        // podman's helpers have one below, and what it forgot.
+        for below in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let _ = fs::remove_dir(below.path());
+        }
+        let _ = fs::remove_dir(folder);
     }
 }

@@ -99,6 +99,7 @@ async fn run(
             },
             image: None,
             files: Vec::new(),
+            forwards: Vec::new(),
             mounts: vec![Mount {
                 source: folder.to_owned(),
                 target: bundle.to_owned(),

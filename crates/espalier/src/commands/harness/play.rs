@@ -16,6 +16,8 @@ use record::{Conversation, Message, Role, ToolCall};
 use serde_json::Value;
 use task::{Step, teacher};
 
+/// Where the task lives. Paths are absolute: every file tool takes those, some take no others.
+pub(crate) const WORKSPACE: &str = "/workspace";
 /// In the instruction of the main conversation, and in its summaries.
 pub(crate) const MAIN: &str = "espalier-check-main";
 /// In what a sub-agent is told.
@@ -46,7 +48,8 @@ pub(crate) struct Play {
 /// The usual task: all kinds of steps, up to three at a time.
 pub(crate) fn turns() -> Vec<Vec<Step>> {
     let bash = |text: &str| Step::Bash(text.to_owned());
-    let write = |path: &str, text: &str| Step::Write(PathBuf::from(path), text.to_owned());
+    let file = |name: &str| PathBuf::from(WORKSPACE).join(name);
+    let write = |name: &str, text: &str| Step::Write(file(name), text.to_owned());
     vec![
         vec![
             bash("echo one > mark-01-a.txt"),
@@ -54,11 +57,11 @@ pub(crate) fn turns() -> Vec<Vec<Step>> {
         ],
         vec![write("mark-02-a.txt", "apple\nüber – 雪\n")],
         vec![
-            Step::Read(PathBuf::from("mark-02-a.txt")),
+            Step::Read(file("mark-02-a.txt")),
             bash("wc -c < mark-02-a.txt > mark-03-a.txt; cat mark-03-a.txt"),
         ],
         vec![Step::Edit(
-            PathBuf::from("mark-02-a.txt"),
+            file("mark-02-a.txt"),
             "apple".to_owned(),
             "mark-04 pear".to_owned(),
         )],

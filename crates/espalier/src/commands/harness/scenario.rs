@@ -296,6 +296,18 @@ impl Bench {
                         plot.line_faults.insert(turn, fault);
                     }
                 }
+                // A changed history costs its own turn and the one that changes it back.
+                let edits = [("500", 4), ("reset", 5), ("cut", 6)]
+                    .iter()
+                    .filter(|(name, turn)| {
+                        plot.line_faults.contains_key(turn)
+                            && habits.edits_history_on.iter().any(|one| one == name)
+                    })
+                    .count();
+                if edits > 0 {
+                    plot.expected.forks = vec![ForkCause::HistoryEdited];
+                    plot.expected.inexact_max = 2 * edits;
+                }
                 let faults = plot.play.faults.len() + plot.line_faults.len();
                 plot.expected.faults = u32::try_from(faults).unwrap_or(u32::MAX);
             }
@@ -341,7 +353,7 @@ fn task(scenario: Scenario, proof: &str) -> Result<Task, record::IdError> {
             play::MAIN
         ),
         files: Vec::new(),
-        workspace: PathBuf::from("/workspace"),
+        workspace: PathBuf::from(play::WORKSPACE),
         home: PathBuf::from("/home/agent"),
         verifier: Verifier {
             files: vec![TaskFile {

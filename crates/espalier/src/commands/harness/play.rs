@@ -22,6 +22,8 @@ pub(crate) const WORKSPACE: &str = "/workspace";
 pub(crate) const MAIN: &str = "espalier-check-main";
 /// In what a sub-agent is told.
 pub(crate) const SUB: &str = "espalier-check-sub";
+/// In summaries, lower case.
+const SUMMARY: &str = "the task goes on; everything up to";
 /// What a sub-agent says last; long enough to be recognised where it is quoted.
 pub(crate) const SUB_RESULT: &str =
     "The sub-agent has counted the words of the note: 1729 of them.";
@@ -153,7 +155,9 @@ fn wants_summary(conversation: &Conversation) -> bool {
     let last = conversation.messages.last();
     let asks = last.is_some_and(|message| {
         let text = message.text_content().to_lowercase();
+        // Where a harness goes on after a summary, its message speaks of summaries too.
         message.role == Role::User
+            && !text.contains(SUMMARY)
             && ["summar", "compact", "handoff", "hand off", "checkpoint"]
                 .iter()
                 .any(|word| text.contains(word))
@@ -259,9 +263,7 @@ impl Script for Play {
         let contains = |nonce: &str| all.iter().any(|text| text.contains(nonce));
         if self.summarises && wants_summary(conversation) {
             let made = progress(conversation);
-            return Ok(say(format!(
-                "{MAIN}: the task goes on; everything up to mark-{made:02} is done."
-            )));
+            return Ok(say(format!("{MAIN}: {SUMMARY} mark-{made:02} is done.")));
         }
         if contains(SUB) && !contains(MAIN) {
             return self.sub_agent(conversation);
@@ -312,7 +314,13 @@ mod tests {
                 "properties": {"command": {"type": "string"}}, "required": ["command"]}),
         };
         let after = Conversation {
-            messages: vec![Message::text(Role::User, summary.text_content())],
+            messages: vec![Message::text(
+                Role::User,
+                format!(
+                    "This is a summary of what came before: {}",
+                    summary.text_content()
+                ),
+            )],
             tools: vec![shell],
         };
         let next = play.reply(&hint(after)).unwrap();

@@ -34,8 +34,9 @@ const CONTEXT_TOKENS_MAX: u32 = 1 << 18;
 const REPLY_TOKENS_MAX: u32 = 4096;
 /// For calls in flight when a scenario ends.
 const DRAIN: Duration = Duration::from_secs(5);
-/// The long task: turns, and bytes that each prints.
-const LONG: (usize, usize) = (14, 2400);
+/// The long task: turns, and bytes that each prints. It fills the window once: some harnesses
+/// recover from that once in a run.
+const LONG: (usize, usize) = (10, 2400);
 
 /// What can be played.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -332,7 +333,7 @@ impl Bench {
                 plot.expected.forks = vec![ForkCause::Compaction];
                 // Room for two thirds of the outputs, in tokens that are bytes or a little more.
                 let prompt = base.map_or(8192, |figures| figures.prompt_tokens);
-                let room = prompt + count * bytes / 2;
+                let room = prompt + count * bytes * 3 / 4;
                 plot.context_tokens = u32::try_from(room + room / 8).unwrap_or(u32::MAX);
             }
         }

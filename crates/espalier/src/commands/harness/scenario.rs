@@ -36,7 +36,7 @@ const REPLY_TOKENS_MAX: u32 = 4096;
 const DRAIN: Duration = Duration::from_secs(5);
 /// The long task: turns, and bytes that each prints. It fills the window once: some harnesses
 /// recover from that once in a run.
-const LONG: (usize, usize) = (10, 2400);
+const LONG: (usize, usize) = (12, 2400);
 
 /// What can be played.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -332,10 +332,11 @@ impl Bench {
                 plot.expected.compaction = true;
                 // A summary that does not fit is asked for again, without the newest turns.
                 plot.expected.forks = vec![ForkCause::Compaction, ForkCause::HistoryEdited];
-                // Room for two thirds of the outputs, in tokens that are bytes or a little more.
+                // Room for three quarters of the outputs, in tokens that are bytes or a little more,
+                // and a quarter on top: some harnesses compact long before the window is full.
                 let prompt = base.map_or(8192, |figures| figures.prompt_tokens);
                 let room = prompt + count * bytes * 3 / 4;
-                plot.context_tokens = u32::try_from(room + room / 8).unwrap_or(u32::MAX);
+                plot.context_tokens = u32::try_from(room + room / 4).unwrap_or(u32::MAX);
             }
         }
         plot

@@ -109,6 +109,7 @@ fn help_names_every_command() {
       sft      Train a policy on rollouts of the scripted teacher, captured through the same harness
       rollout  Run rollouts and keep what was captured
       eval     Measure a policy on held-out tasks
+      harness  Look at harness profiles, and prove one against a scripted engine
       serve    Serve an engine to any harness and capture every call
       inspect  Look into a run: what became of its rollouts, and the tree of one of them
       tree     Rebuild prefix trees from token captures that you already have

@@ -64,22 +64,37 @@ pub(crate) async fn install(
             advice: "install Node.js with npm (Debian, Ubuntu: `apt-get install nodejs npm`), or choose a harness that needs none: `--harness react`".into(),
         });
     };
-    let mut arguments: Vec<OsString> = [
-        "install",
-        "--no-audit",
-        "--no-fund",
-        "--save-exact",
-        "--prefix",
-    ]
-    .into_iter()
-    .map(OsString::from)
-    .collect();
-    arguments.push(folder.into());
+    let base = || -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = [
+            "install",
+            "--no-audit",
+            "--no-fund",
+            "--save-exact",
+            "--prefix",
+        ]
+        .into_iter()
+        .map(OsString::from)
+        .collect();
+        arguments.push(folder.into());
+        arguments
+    };
+    let name = &profile.name;
+    let started = std::time::Instant::now();
+    let mut arguments = base();
+    let mut node = None;
     if scripts {
         // Since version 11, npm runs install scripts only when told to.
         let version = answer(&npm, &["--version"]).await;
         if version.as_deref().and_then(parse_version) >= Some((11, 0, 0)) {
             arguments.push("--dangerously-allow-all-scripts".into());
+        }
+        // Scripts run on the Node.js that the harness will run on, so that one comes first.
+        if let Runtime::Bundled { package, program } = runtime {
+            let mut first = base();
+            first.push("--ignore-scripts".into());
+            first.push(package.into());
+            installer(name, &npm, &first, folder, None, timeout, ADVICE).await?;
+            node = folder.join(program).parent().map(Path::to_owned);
         }
     } else {
         arguments.push("--ignore-scripts".into());
@@ -88,7 +103,9 @@ pub(crate) async fn install(
     if let Runtime::Bundled { package, .. } = runtime {
         arguments.push(package.into());
     }
-    installer(&profile.name, &npm, &arguments, folder, timeout, ADVICE).await?;
+    let left = timeout.saturating_sub(started.elapsed());
+    let node = node.as_deref();
+    installer(name, &npm, &arguments, folder, node, left, ADVICE).await?;
     packages(folder).map_err(|reason| HarnessError::Cache {
         path: folder.join("package-lock.json"),
         reason,

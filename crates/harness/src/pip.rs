@@ -92,7 +92,16 @@ pub(crate) async fn install(
             package.into()
         });
     }
-    installer(&profile.name, python, &arguments, folder, timeout, ADVICE).await?;
+    installer(
+        &profile.name,
+        python,
+        &arguments,
+        folder,
+        None,
+        timeout,
+        ADVICE,
+    )
+    .await?;
     distributions(&site).map_err(|error| HarnessError::Cache {
         path: site,
         reason: error.to_string(),

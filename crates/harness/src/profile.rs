@@ -111,6 +111,9 @@ pub struct Habits {
     /// Faults of the line after which it gives up instead of asking again: `429`, `500`, `503`,
     /// `reset`, `cut`.
     pub gives_up_on: Vec<String>,
+    /// Faults of the line after which it goes on with a changed history: half a reply taken for a
+    /// whole one, a user message twice. The words are those of `gives_up_on`.
+    pub edits_history_on: Vec<String>,
 }
 
 impl Default for Habits {
@@ -129,6 +132,7 @@ impl Default for Habits {
             ends_with: None,
             spawn: None,
             gives_up_on: Vec::new(),
+            edits_history_on: Vec::new(),
         }
     }
 }

@@ -33,7 +33,8 @@ impl Drop for Group {
     }
 }
 
-/// Runs the program in a folder until it ends well.
+/// Runs the program in a folder until it ends well. `programs` is a folder of programs that come
+/// before those of PATH.
 ///
 /// # Errors
 /// [`HarnessError::Install`] with the tail of the output and the advice.
@@ -42,6 +43,7 @@ pub(crate) async fn installer(
     program: &Path,
     arguments: &[OsString],
     folder: &Path,
+    programs: Option<&Path>,
     timeout: Duration,
     advice: &str,
 ) -> Result<(), HarnessError> {
@@ -61,7 +63,14 @@ pub(crate) async fn installer(
     let errors = output
         .try_clone()
         .map_err(|error| failed(error.to_string()))?;
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    if let Some(programs) = programs {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::iter::once(programs.to_owned()).chain(std::env::split_paths(&path));
+        let joined = std::env::join_paths(folders).map_err(|error| failed(error.to_string()))?;
+        command.env("PATH", joined);
+    }
+    let mut child = command
         .args(arguments)
         .current_dir(folder)
         .env("CI", "1")

@@ -84,8 +84,12 @@ fn refusals_name_file_line_key_and_expectation() {
         refusal("name = \n"),
     ];
     insta::assert_snapshot!(all.join("\n"), @r##"
-harnesses/mine.toml:7: `knd`: unknown field `knd`, expected one of `kind`, `package`, `node_min`, `scripts`, `packages`, `python_min`, `provides`
+harnesses/mine.toml:7: `knd`: unknown field `knd`, expected one of `kind`, `package`, `node_min`, `scripts`, `packages`, `python_min`, `provides`, `warm`
 harnesses/mine.toml:4: `"smoke"`: unknown variant `smoke`, expected one of `chat`, `responses`, `messages`, `gemini`
+harnesses/mine.toml:2: `"mine"`: expected a key `dialect` (or `dialects`, the usual one first): chat, responses, messages, gemini
+harnesses/mine.toml:4: `[]`: expected at least one dialect
+harnesses/mine.toml:4: `["chat", "chat"]`: expected each dialect once
+harnesses/mine.toml:4: `"chat"`: expected `dialect` or `dialects`, not both
 harnesses/mine.toml:3: `1.0`: invalid type: floating point `1.0`, expected a string
 harnesses/mine.toml:3: `"../1"`: expected an exact version, e.g. `1.2.3` (letters, digits, `-`, `_`, `.`)
 harnesses/mine.toml:2: `"other"`: expected the file's name, `mine`: letters, digits, `-`, `_`, `.`
@@ -94,7 +98,7 @@ harnesses/mine.toml:7: `"x"`: `package` belongs to kind = "npm"
 harnesses/mine.toml:7: `"--global"`: expected the bare name of a package; its version is the profile's `version`
 harnesses/mine.toml:8: `"new"`: expected a version of up to three numbers, e.g. `20.6.0`
 harnesses/mine.toml:7: `[]`: expected requirements, the first a bare package name (its version is the profile's `version`)
-harnesses/mine.toml:8: `"{{ instructoin }}"`: unknown template variable `instructoin`; expected one of instruction, base_url, api_key, model, workspace, home, bundle, node, python, guest, version, context_tokens, reply_tokens_max
+harnesses/mine.toml:8: `"{{ instructoin }}"`: unknown template variable `instructoin`; expected one of instruction, base_url, api_key, model, workspace, home, bundle, node, python, guest, version, dialect, context_tokens, reply_tokens_max
 harnesses/mine.toml:8: `"{{ instruction"`: unexpected end of input, expected end of variable block (line 1 of the template)
 harnesses/mine.toml:8: `["mine", "go"]`: expected `{{ instruction }}` in argv, stdin, env or files: the harness would never learn its task
 harnesses/mine.toml:8: `[]`: expected at least the program

@@ -293,7 +293,7 @@ fn bundle(name: &str, needed: bool) -> Line {
 
 /// A bundle of this version in the cache.
 fn installed(profile: &Profile) -> Option<PathBuf> {
-    let start = format!("{}-{}-", profile.name, profile.version);
+    let start = format!("{}-{}-", profile.file(), profile.version);
     let entries = std::fs::read_dir(harness::cache_folder().ok()?).ok()?;
     entries.flatten().map(|entry| entry.path()).find(|path| {
         let name = path.file_name().and_then(|name| name.to_str());

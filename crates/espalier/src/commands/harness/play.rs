@@ -16,10 +16,14 @@ use record::{Conversation, Message, Role, ToolCall};
 use serde_json::Value;
 use task::{Step, teacher};
 
+/// Where the task lives. Paths are absolute: every file tool takes those, some take no others.
+pub(crate) const WORKSPACE: &str = "/workspace";
 /// In the instruction of the main conversation, and in its summaries.
 pub(crate) const MAIN: &str = "espalier-check-main";
 /// In what a sub-agent is told.
 pub(crate) const SUB: &str = "espalier-check-sub";
+/// In summaries, lower case.
+const SUMMARY: &str = "the task goes on; everything up to";
 /// What a sub-agent says last; long enough to be recognised where it is quoted.
 pub(crate) const SUB_RESULT: &str =
     "The sub-agent has counted the words of the note: 1729 of them.";
@@ -46,7 +50,8 @@ pub(crate) struct Play {
 /// The usual task: all kinds of steps, up to three at a time.
 pub(crate) fn turns() -> Vec<Vec<Step>> {
     let bash = |text: &str| Step::Bash(text.to_owned());
-    let write = |path: &str, text: &str| Step::Write(PathBuf::from(path), text.to_owned());
+    let file = |name: &str| PathBuf::from(WORKSPACE).join(name);
+    let write = |name: &str, text: &str| Step::Write(file(name), text.to_owned());
     vec![
         vec![
             bash("echo one > mark-01-a.txt"),
@@ -54,11 +59,11 @@ pub(crate) fn turns() -> Vec<Vec<Step>> {
         ],
         vec![write("mark-02-a.txt", "apple\nüber – 雪\n")],
         vec![
-            Step::Read(PathBuf::from("mark-02-a.txt")),
+            Step::Read(file("mark-02-a.txt")),
             bash("wc -c < mark-02-a.txt > mark-03-a.txt; cat mark-03-a.txt"),
         ],
         vec![Step::Edit(
-            PathBuf::from("mark-02-a.txt"),
+            file("mark-02-a.txt"),
             "apple".to_owned(),
             "mark-04 pear".to_owned(),
         )],
@@ -150,7 +155,9 @@ fn wants_summary(conversation: &Conversation) -> bool {
     let last = conversation.messages.last();
     let asks = last.is_some_and(|message| {
         let text = message.text_content().to_lowercase();
+        // Where a harness goes on after a summary, its message speaks of summaries too.
         message.role == Role::User
+            && !text.contains(SUMMARY)
             && ["summar", "compact", "handoff", "hand off", "checkpoint"]
                 .iter()
                 .any(|word| text.contains(word))
@@ -256,9 +263,7 @@ impl Script for Play {
         let contains = |nonce: &str| all.iter().any(|text| text.contains(nonce));
         if self.summarises && wants_summary(conversation) {
             let made = progress(conversation);
-            return Ok(say(format!(
-                "{MAIN}: the task goes on; everything up to mark-{made:02} is done."
-            )));
+            return Ok(say(format!("{MAIN}: {SUMMARY} mark-{made:02} is done.")));
         }
         if contains(SUB) && !contains(MAIN) {
             return self.sub_agent(conversation);
@@ -309,7 +314,13 @@ mod tests {
                 "properties": {"command": {"type": "string"}}, "required": ["command"]}),
         };
         let after = Conversation {
-            messages: vec![Message::text(Role::User, summary.text_content())],
+            messages: vec![Message::text(
+                Role::User,
+                format!(
+                    "This is a summary of what came before: {}",
+                    summary.text_content()
+                ),
+            )],
             tools: vec![shell],
         };
         let next = play.reply(&hint(after)).unwrap();

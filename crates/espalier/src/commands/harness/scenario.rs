@@ -34,8 +34,9 @@ const CONTEXT_TOKENS_MAX: u32 = 1 << 18;
 const REPLY_TOKENS_MAX: u32 = 4096;
 /// For calls in flight when a scenario ends.
 const DRAIN: Duration = Duration::from_secs(5);
-/// The long task: turns, and bytes that each prints.
-const LONG: (usize, usize) = (14, 2400);
+/// The long task: turns, and bytes that each prints. It fills the window once: some harnesses
+/// recover from that once in a run.
+const LONG: (usize, usize) = (12, 2400);
 
 /// What can be played.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -296,6 +297,18 @@ impl Bench {
                         plot.line_faults.insert(turn, fault);
                     }
                 }
+                // A changed history costs its own turn and the one that changes it back.
+                let edits = [("500", 4), ("reset", 5), ("cut", 6)]
+                    .iter()
+                    .filter(|(name, turn)| {
+                        plot.line_faults.contains_key(turn)
+                            && habits.edits_history_on.iter().any(|one| one == name)
+                    })
+                    .count();
+                if edits > 0 {
+                    plot.expected.forks = vec![ForkCause::HistoryEdited];
+                    plot.expected.inexact_max = 2 * edits;
+                }
                 let faults = plot.play.faults.len() + plot.line_faults.len();
                 plot.expected.faults = u32::try_from(faults).unwrap_or(u32::MAX);
             }
@@ -317,11 +330,13 @@ impl Bench {
                 plot.proof = play::long_proof(count);
                 plot.expected.calls_min = count + 1;
                 plot.expected.compaction = true;
-                plot.expected.forks = vec![ForkCause::Compaction];
-                // Room for two thirds of the outputs, in tokens that are bytes or a little more.
+                // A summary that does not fit is asked for again, without the newest turns.
+                plot.expected.forks = vec![ForkCause::Compaction, ForkCause::HistoryEdited];
+                // Room for three quarters of the outputs, in tokens that are bytes or a little more,
+                // and a quarter on top: some harnesses compact long before the window is full.
                 let prompt = base.map_or(8192, |figures| figures.prompt_tokens);
-                let room = prompt + count * bytes / 2;
-                plot.context_tokens = u32::try_from(room + room / 8).unwrap_or(u32::MAX);
+                let room = prompt + count * bytes * 3 / 4;
+                plot.context_tokens = u32::try_from(room + room / 4).unwrap_or(u32::MAX);
             }
         }
         plot
@@ -341,7 +356,7 @@ fn task(scenario: Scenario, proof: &str) -> Result<Task, record::IdError> {
             play::MAIN
         ),
         files: Vec::new(),
-        workspace: PathBuf::from("/workspace"),
+        workspace: PathBuf::from(play::WORKSPACE),
         home: PathBuf::from("/home/agent"),
         verifier: Verifier {
             files: vec![TaskFile {

@@ -1,7 +1,10 @@
 //! How fast calls are saved, and in how much space: `cargo bench -p ledger`.
 //!
-//! 64 rollouts write at once, each call carries 2,000 new tokens and their text; every put waits
-//! for its commit, as the gateway does.
+//! 64 rollouts of 40 turns are written, each call carries 2,000 new tokens and their text; every
+//! put waits for its commit, as the gateway does. First so many writers at once, each with the next
+//! call as soon as the last one is saved; then calls that arrive at a fixed rate, whether the ones
+//! before are saved or not, which is what a gateway with many rollouts sees. What the disk itself
+//! takes for `fdatasync` stands beside it.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -84,7 +87,8 @@ fn main() {
         .flatten()
         .map(|call| serde_json::to_vec(call).unwrap().len())
         .sum();
-    for at_once in [1, 8, 64] {
+    disk();
+    for at_once in [1, 8, 16, 32, 64] {
         let dir = tempfile::tempdir().unwrap();
         let (seconds, mut waits) = runtime.block_on(run(dir.path(), rollouts.clone(), at_once));
         waits.sort();
@@ -101,6 +105,70 @@ fn main() {
         );
         runtime.block_on(read(dir.path()));
     }
+    for per_second in [2500, 5000] {
+        let dir = tempfile::tempdir().unwrap();
+        let (seconds, mut waits) =
+            runtime.block_on(arrive(dir.path(), rollouts.clone(), per_second));
+        waits.sort();
+        let at = |part: f64| waits[(waits.len() as f64 * part) as usize % waits.len()];
+        println!(
+            "{per_second} arrive per second: {:.0} records/s; saved after {:.2} ms, 99 % after less than {:.2} ms",
+            f64::from(records) / seconds,
+            at(0.5).as_secs_f64() * 1000.0,
+            at(0.99).as_secs_f64() * 1000.0,
+        );
+    }
+}
+
+/// What one commit to the disk costs here.
+fn disk() {
+    use std::io::Write;
+    let mut file = tempfile::tempfile().unwrap();
+    let mut waits: Vec<Duration> = (0..100_u8)
+        .map(|round| {
+            file.write_all(&[round; 64 << 10]).unwrap();
+            let start = Instant::now();
+            file.sync_data().unwrap();
+            start.elapsed()
+        })
+        .collect();
+    waits.sort();
+    println!(
+        "the disk: fdatasync of 64 KiB takes {:.2} ms, 99 % less than {:.2} ms",
+        waits[50].as_secs_f64() * 1000.0,
+        waits[98].as_secs_f64() * 1000.0
+    );
+}
+
+/// Calls come at a fixed rate, the rollouts in turns; seconds in all, and how long each took from
+/// the moment at which it was due.
+async fn arrive(
+    dir: &std::path::Path,
+    rollouts: Vec<Vec<Call>>,
+    per_second: u32,
+) -> (f64, Vec<Duration>) {
+    let ledger = Ledger::create(dir).unwrap();
+    let mut turns: Vec<Vec<Call>> = (0..TURNS).map(|_| Vec::new()).collect();
+    for rollout in rollouts {
+        for (turn, call) in rollout.into_iter().enumerate() {
+            turns[turn].push(call);
+        }
+    }
+    let start = tokio::time::Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for (number, call) in turns.into_iter().flatten().enumerate() {
+        let due = start + Duration::from_secs_f64(number as f64 / f64::from(per_second));
+        tokio::time::sleep_until(due).await;
+        let ledger = ledger.clone();
+        tasks.spawn(async move {
+            ledger.put_call(call).await.unwrap();
+            due.elapsed()
+        });
+    }
+    let waits = tasks.join_all().await;
+    let seconds = start.elapsed().as_secs_f64();
+    ledger.close().await.unwrap();
+    (seconds, waits)
 }
 
 /// Writes all rollouts, so many at once; seconds in all, and the wait of every put.

@@ -25,18 +25,23 @@ use std::cell::RefCell;
 
 use zstd::zstd_safe::{self, CCtx, CParameter, DCtx, ResetDirective};
 
+use crate::source::{Difference, Source};
+
 /// Largest body after decompression, in bytes: what a damaged length cannot exceed.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 30;
 
 /// A middle longer than this is compressed against the parent's.
 const MIDDLE_BYTES_MIN: usize = 16 << 10;
 
+/// A prefix shorter than this is not worth a context of its own.
+const PREFIX_BYTES_MIN: usize = 1 << 10;
+
 const LEVEL: i32 = 1;
 
 /// Window of frames with a prefix: covers the longest middle that is worth it.
 const WINDOW_LOG: u32 = 27;
 
-/// A call in parts.
+/// A call in parts, as it is read.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Parts {
     pub(crate) request: Vec<u8>,
@@ -46,25 +51,6 @@ pub(crate) struct Parts {
     pub(crate) rest: Vec<u8>,
     pub(crate) logprobs_model: Vec<f32>,
     pub(crate) logprobs_sampled: Vec<f32>,
-}
-
-impl Parts {
-    /// Bytes on the heap.
-    pub(crate) fn bytes(&self) -> usize {
-        self.request.len()
-            + self.conversation.len()
-            + self.rest.len()
-            + 4 * (self.prompt.len() + 2 * self.output.len() + 2 * self.logprobs_model.len())
-    }
-
-    /// Tokens of the prompt that the other call's prompt and output begin with.
-    pub(crate) fn tokens_shared(&self, base: &Self) -> usize {
-        let shared = common(&self.prompt, &base.prompt);
-        if shared < base.prompt.len() {
-            return shared;
-        }
-        shared + common(&self.prompt[shared..], &base.output)
-    }
 }
 
 /// Items that both begin with; block by block, since almost always all are equal.
@@ -86,7 +72,7 @@ pub(crate) fn common<T: PartialEq>(left: &[T], right: &[T]) -> usize {
 }
 
 /// Items that both end with.
-fn common_end(left: &[u8], right: &[u8]) -> usize {
+pub(crate) fn common_end(left: &[u8], right: &[u8]) -> usize {
     const BLOCK: usize = 128;
     let length = left.len().min(right.len());
     let (left, right) = (&left[left.len() - length..], &right[right.len() - length..]);
@@ -113,25 +99,19 @@ fn words<T: Copy>(values: &[T], bytes: fn(T) -> [u8; 4], out: &mut Vec<u8>) {
 
 /// A change in bytes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Change {
-    head: usize,
-    tail: usize,
+pub(crate) struct Change {
+    pub(crate) head: usize,
+    pub(crate) tail: usize,
 }
 
 impl Change {
-    fn between(base: &[u8], own: &[u8]) -> Self {
-        let head = common(base, own);
-        let tail = common_end(&base[head..], &own[head..]);
-        Self { head, tail }
-    }
-
     /// What lies between head and tail; `None` when they do not fit.
-    fn middle(self, whole: &[u8]) -> Option<&[u8]> {
+    pub(crate) fn middle(self, whole: &[u8]) -> Option<&[u8]> {
         let end = whole.len().checked_sub(self.tail)?;
         whole.get(self.head..end)
     }
 
-    fn apply(self, base: &[u8], middle: &[u8]) -> Result<Vec<u8>, String> {
+    pub(crate) fn apply(self, base: &[u8], middle: &[u8]) -> Result<Vec<u8>, String> {
         self.middle(base).ok_or("it does not fit its parent")?;
         let tail = &base[base.len() - self.tail..];
         Ok([&base[..self.head], middle, tail].concat())
@@ -148,14 +128,6 @@ struct Changes {
 }
 
 impl Changes {
-    fn between(base: &Parts, own: &Parts) -> Self {
-        Self {
-            request: Change::between(&base.request, &own.request),
-            conversation: Change::between(&base.conversation, &own.conversation),
-            prompt: own.tokens_shared(base),
-        }
-    }
-
     fn write(self, out: &mut Vec<u8>) -> Result<(), String> {
         for count in [
             self.request.head,
@@ -208,46 +180,71 @@ fn fits(count: usize) -> Result<[u8; 4], String> {
         .map_err(|_| "longer than 4 GiB".to_owned())
 }
 
-/// Writes a call, against a parent if there is one.
-pub(crate) fn encode(parts: &Parts, parent: Option<&Parts>) -> Result<Vec<u8>, String> {
-    let none = Parts::default();
-    let base = parent.unwrap_or(&none);
-    let changes = Changes::between(base, parts);
-    let own_tokens = &parts.prompt[changes.prompt..];
+/// Writes a call, against a parent if there is one; `difference` is between these two.
+pub(crate) fn encode(
+    own: &Source,
+    difference: &Difference,
+    parent: Option<&Source>,
+) -> Result<Vec<u8>, String> {
+    let own_tokens = own
+        .prompt
+        .get(difference.prompt..)
+        .ok_or("it shares more tokens than it has")?;
     let mut plain = Vec::with_capacity(
-        parts.rest.len() + 4 * own_tokens.len() + 12 * parts.output.len() + 4096,
+        difference.request.own.len()
+            + difference.conversation.own.len()
+            + own.rest.len()
+            + 4 * own_tokens.len()
+            + 12 * own.output.len()
+            + 64,
     );
-    for (change, whole) in [
-        (changes.request, &parts.request),
-        (changes.conversation, &parts.conversation),
-    ] {
-        let middle = change.middle(whole).unwrap_or_default();
+    for middle in [&difference.request.own, &difference.conversation.own] {
         plain.extend_from_slice(&fits(middle.len())?);
         plain.extend_from_slice(middle);
     }
     plain.extend_from_slice(&fits(own_tokens.len())?);
     words(own_tokens, u32::to_le_bytes, &mut plain);
     let changed = plain.len();
-    plain.extend_from_slice(&fits(parts.rest.len())?);
-    plain.extend_from_slice(&parts.rest);
-    plain.extend_from_slice(&fits(parts.output.len())?);
-    words(&parts.output, u32::to_le_bytes, &mut plain);
-    for values in [&parts.logprobs_model, &parts.logprobs_sampled] {
+    plain.extend_from_slice(&fits(own.rest.len())?);
+    plain.extend_from_slice(&own.rest);
+    plain.extend_from_slice(&fits(own.output.len())?);
+    words(&own.output, u32::to_le_bytes, &mut plain);
+    for values in [&own.logprobs_model, &own.logprobs_sampled] {
         plain.extend_from_slice(&fits(values.len())?);
         words(values, f32::to_le_bytes, &mut plain);
     }
     if plain.len() > BODY_BYTES_MAX {
         return Err("longer than 1 GiB".to_owned());
     }
-    let prefixed = parent.is_some() && changed > MIDDLE_BYTES_MIN;
+    let prefix = match parent {
+        Some(parent) if changed > MIDDLE_BYTES_MIN => prefix(difference, parent),
+        _ => Vec::new(),
+    };
+    // A history that only grew leaves nothing to look into.
+    let prefixed = prefix.len() > PREFIX_BYTES_MIN;
     let mut body = vec![u8::from(prefixed)];
-    changes.write(&mut body)?;
+    Changes {
+        request: difference.request.change,
+        conversation: difference.conversation.change,
+        prompt: difference.prompt,
+    }
+    .write(&mut body)?;
     if prefixed {
-        compress_after(&plain, &changes.prefix(base)?, &mut body)?;
+        compress_after(&plain, &prefix, &mut body)?;
     } else {
         compress(&plain, &mut body)?;
     }
     Ok(body)
+}
+
+/// [`Changes::prefix`], of a parent that was not read but is still held.
+fn prefix(difference: &Difference, parent: &Source) -> Vec<u8> {
+    let mut prefix = [&difference.request.base[..], &difference.conversation.base].concat();
+    let from = difference.prompt.min(parent.prompt.len());
+    words(&parent.prompt[from..], u32::to_le_bytes, &mut prefix);
+    let from = (difference.prompt - from).min(parent.output.len());
+    words(&parent.output[from..], u32::to_le_bytes, &mut prefix);
+    prefix
 }
 
 fn code(found: usize) -> String {
@@ -384,79 +381,130 @@ pub(crate) fn take_words<T>(rest: &mut &[u8], word: fn([u8; 4]) -> T) -> Result<
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use record::{
+        Call, CallId, Continuation, Conversation, Dialect, FinishReason, Generation, Message, Role,
+        RolloutId, Sampling,
+    };
+    use serde_json::{Value, json};
 
     use super::{Parts, decode, encode};
+    use crate::source::Source;
 
-    fn parts() -> impl Strategy<Value = Parts> {
-        let bytes = || prop::collection::vec(0_u8..3, 0..40);
+    fn call(request: Value, texts: &[String], prompt: Vec<u32>, output: Vec<u32>) -> Call {
+        Call {
+            id: CallId {
+                rollout: RolloutId::new("r").unwrap(),
+                index: 0,
+            },
+            dialect: Dialect::Chat,
+            request,
+            headers: Vec::new(),
+            digest: String::new(),
+            conversation: Conversation {
+                messages: texts
+                    .iter()
+                    .map(|text| Message::text(Role::User, text.clone()))
+                    .collect(),
+                tools: Vec::new(),
+            },
+            prompt_ids: prompt,
+            continuation: Continuation::default(),
+            sampling: Sampling::default(),
+            generation: Some(Generation {
+                logprobs_model: output.iter().map(|id| -(*id as f32)).collect(),
+                logprobs_sampled: Vec::new(),
+                token_ids: output,
+                policy: Vec::new(),
+                finish: FinishReason::Stop,
+                cached_tokens: 0,
+            }),
+            raw_text: String::new(),
+            reply: None,
+            parse_failed: false,
+            attempts: Vec::new(),
+        }
+    }
+
+    /// What reading must give.
+    fn parts(call: &Call) -> Parts {
+        let source = Source::of(call.clone()).unwrap();
+        Parts {
+            request: serde_json::to_vec(&call.request).unwrap(),
+            conversation: serde_json::to_vec(&call.conversation).unwrap(),
+            prompt: source.prompt,
+            output: source.output,
+            rest: source.rest,
+            logprobs_model: source.logprobs_model,
+            logprobs_sampled: source.logprobs_sampled,
+        }
+    }
+
+    /// The body of `own` against `parent`.
+    fn written(own: &Call, parent: Option<&Call>) -> Vec<u8> {
+        let parent = parent.map(|parent| {
+            let parent = Source::of(parent.clone()).unwrap();
+            let difference = parent.against(None).unwrap();
+            parent.compared(difference)
+        });
+        let own = Source::of(own.clone()).unwrap();
+        let difference = own.against(parent.as_ref()).unwrap();
+        encode(&own, &difference, parent.as_ref()).unwrap()
+    }
+
+    fn calls() -> impl Strategy<Value = Call> {
+        let texts = || prop::collection::vec("[ab\"]{0,9}", 0..6);
         let tokens = || prop::collection::vec(0_u32..3, 0..20);
-        let floats = || prop::collection::vec(-9.0_f32..0.0, 0..9);
-        (
-            bytes(),
-            bytes(),
-            bytes(),
-            (tokens(), tokens()),
-            (floats(), floats()),
-        )
-            .prop_map(
-                |(request, conversation, rest, (prompt, output), (model, sampled))| Parts {
-                    request,
-                    conversation,
-                    prompt,
-                    output,
-                    rest,
-                    logprobs_model: model,
-                    logprobs_sampled: sampled,
-                },
-            )
+        (texts(), texts(), tokens(), tokens()).prop_map(|(request, texts, prompt, output)| {
+            call(json!({"m": request, "n": 1}), &texts, prompt, output)
+        })
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(parent in prop::option::of(parts()), own in parts()) {
-            let body = encode(&own, parent.as_ref()).unwrap();
-            prop_assert_eq!(decode(&body, parent.as_ref()), Ok(own));
+        fn what_is_written_is_read(parent in prop::option::of(calls()), own in calls()) {
+            let body = written(&own, parent.as_ref());
+            let parent = parent.as_ref().map(parts);
+            prop_assert_eq!(decode(&body, parent.as_ref()), Ok(parts(&own)));
         }
 
         #[test]
         fn damaged_bodies_are_refused_or_read_but_never_panic(
-            parent in prop::option::of(parts()),
-            own in parts(),
+            parent in prop::option::of(calls()),
+            own in calls(),
             at in any::<prop::sample::Index>(),
             bit in 0_u8..8,
         ) {
-            let mut body = encode(&own, parent.as_ref()).unwrap();
+            let mut body = written(&own, parent.as_ref());
             let at = at.index(body.len());
             body[at] ^= 1 << bit;
-            let _ = decode(&body, parent.as_ref());
+            let _ = decode(&body, parent.as_ref().map(parts).as_ref());
         }
     }
 
-    /// A text that no compressor shortens.
-    fn noise(seed: u64, len: usize) -> Vec<u8> {
-        use rand::{RngCore, SeedableRng};
-        let mut bytes = vec![0; len];
-        rand_chacha::ChaCha8Rng::seed_from_u64(seed).fill_bytes(&mut bytes);
-        bytes
+    /// A text that no compressor shortens by more than a quarter.
+    fn noise(seed: u64, len: usize) -> String {
+        use rand::{Rng, SeedableRng};
+        let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+        (0..len)
+            .map(|_| char::from(random.random_range(b'#'..b'\\')))
+            .collect()
     }
 
     #[test]
     fn a_history_changed_in_several_places_costs_what_changed() {
-        let base = Parts {
-            conversation: noise(1, 300_000),
-            request: noise(2, 300_000),
-            ..Parts::default()
-        };
-        let mut own = base.clone();
+        let texts: Vec<String> = (0..10).map(|seed| noise(seed, 30_000)).collect();
+        let request = |texts: &[String]| json!({"messages": texts});
+        let base = call(request(&texts), &texts, Vec::new(), Vec::new());
+        let mut other = texts.clone();
         // A header that changes with every request, and a mark that wanders.
-        for at in [10, 150_000, 290_000] {
-            own.conversation[at] ^= 1;
-            own.request[at] ^= 1;
+        for at in [0, 5, 9] {
+            other[at].replace_range(10..11, " ");
         }
-        own.conversation.extend(noise(3, 1000));
-        let body = encode(&own, Some(&base)).unwrap();
+        other.push(noise(99, 1000));
+        let own = call(request(&other), &other, Vec::new(), Vec::new());
+        let body = written(&own, Some(&base));
         assert!(body.len() < 3000, "{}", body.len());
-        assert_eq!(decode(&body, Some(&base)), Ok(own));
+        assert_eq!(decode(&body, Some(&parts(&base))), Ok(parts(&own)));
         assert!(decode(&body, None).is_err());
     }
 }

@@ -8,12 +8,15 @@
 //! | [`error`] | what can go wrong, in words that say what to do |
 //! | `schema` | tables, pragmas, the version of the format |
 //! | `row` | records as rows, checksummed |
+//! | `source`, `piece` | a call against an earlier one: what is new, without writing out what is not |
+//! | `encode` | which earlier call, and the row that follows |
 //! | `body` | a call as bytes: what is new against its parent, compressed |
 //! | `recent` | the calls written last, which new ones are stored against |
 //! | `migrate` | older formats |
 //! | `redact` | what is removed before anything is written |
 //! | `retain` | what stays of old rollouts |
 //! | `writer` | the one thread that writes, and its group commit |
+//! | `checkpoint` | folding the log into the database, beside the writer |
 //! | `reader` | read-only connections and the queries |
 //!
 //! Invariants
@@ -39,28 +42,32 @@
 //! A put whose future is dropped may still be written; every put is an upsert, so doing it again
 //! is harmless.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use record::{Attempt, Call, CallId, Rollout, RolloutId};
 use serde_json::Value;
 
 mod body;
+mod checkpoint;
+mod encode;
 pub mod error;
 mod lock;
 mod migrate;
+mod piece;
 mod reader;
 mod recent;
 mod redact;
 mod retain;
 mod row;
 mod schema;
+mod source;
 mod writer;
 
 pub use error::LedgerError;
-pub use redact::{REDACTED, Redaction};
+pub use redact::{REDACTED, Redaction, RedactionSettings, TENANT, TenantSettings};
 pub use retain::Keep;
 
 /// Name of the database inside a run directory.
@@ -114,6 +121,9 @@ struct Inner {
     full: Arc<AtomicBool>,
     recents: recent::Recents,
     redaction: Option<Redaction>,
+    /// Tenants of the rollouts that run, where there are rules by tenant.
+    tenants: Mutex<HashMap<RolloutId, Option<String>>>,
+    encoders: tokio::sync::Semaphore,
     /// Number of the last body.
     last_body: AtomicI64,
 }
@@ -205,6 +215,8 @@ impl Ledger {
                 full: Arc::default(),
                 recents: recent::Recents::default(),
                 redaction: None,
+                tenants: Mutex::default(),
+                encoders: encoders(),
                 last_body: AtomicI64::new(0),
             }),
         })
@@ -228,6 +240,8 @@ impl Ledger {
                 full,
                 recents: recent::Recents::default(),
                 redaction: options.redaction,
+                tenants: Mutex::default(),
+                encoders: encoders(),
                 last_body: AtomicI64::new(last_body),
             }),
         })
@@ -269,31 +283,39 @@ impl Ledger {
     /// # Errors
     /// [`LedgerError::DiskFull`], [`LedgerError::Closed`], [`LedgerError::ReadOnly`],
     /// [`LedgerError::Stalled`], [`LedgerError::Encode`].
-    pub async fn put_call(&self, mut call: Call) -> Result<(), LedgerError> {
-        if let Some(redaction) = &self.inner.redaction
-            && redaction.call(&mut call)
-        {
-            tracing::debug!(call = %call.id, "something was redacted");
-        }
-        let call = Arc::new(call);
-        for alone in [false, true] {
-            // Serialising and comparing a request of 100 kB takes a good part of a millisecond:
-            // not on an async worker.
-            let (inner, shared) = (Arc::clone(&self.inner), Arc::clone(&call));
-            let (row, recent) = tokio::task::spawn_blocking(move || inner.encode(&shared, alone))
-                .await
-                .map_err(|_| LedgerError::closed(&self.inner.file))??;
-            match self.try_put(writer::Change::Call(row)).await {
-                Ok(()) => {
-                    self.inner.recents.add(&call.id.rollout, recent);
-                    return Ok(());
-                }
-                Err(writer::PutError::Ledger(error)) => return Err(error),
-                // Its parent was forgotten meanwhile: once more, whole.
-                Err(writer::PutError::NoParent) => {}
+    pub async fn put_call(&self, call: Call) -> Result<(), LedgerError> {
+        let (id, inner) = (call.id.clone(), Arc::clone(&self.inner));
+        let first = self.encoded(move || inner.encode(call)).await?;
+        let row = writer::Change::Call(first.row);
+        let recent = match self.try_put(row).await {
+            Ok(()) => first.recent,
+            Err(writer::PutError::Ledger(error)) => return Err(error),
+            // Its parent was forgotten meanwhile: once more, whole.
+            Err(writer::PutError::NoParent) => {
+                let (inner, again) = (Arc::clone(&self.inner), id.clone());
+                let (attempts, source) = (first.attempts, first.recent.source);
+                let whole = move || inner.encode_against(&[], None, &again, attempts, source);
+                let second = self.encoded(whole).await?;
+                self.put(writer::Change::Call(second.row)).await?;
+                second.recent
             }
-        }
-        Err(LedgerError::closed(&self.inner.file))
+        };
+        self.inner.recents.add(&id.rollout, recent);
+        Ok(())
+    }
+
+    /// Encodes off the async workers: comparing a history of some hundred kB takes a part of a
+    /// millisecond. As many at once as there are processors, in order of arrival, so that nobody's
+    /// call waits for all others.
+    async fn encoded(
+        &self,
+        work: impl FnOnce() -> Result<Encoded, LedgerError> + Send + 'static,
+    ) -> Result<Encoded, LedgerError> {
+        let closed = || LedgerError::closed(&self.inner.file);
+        let _place = self.inner.encoders.acquire().await.map_err(|_| closed())?;
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|_| closed())?
     }
 
     /// Replaces only the attempts of a call that is already saved: cheap, for the outcome of a
@@ -304,7 +326,8 @@ impl Ledger {
     pub async fn put_attempts(&self, id: &CallId, attempts: &[Attempt]) -> Result<(), LedgerError> {
         let mut attempts = attempts.to_vec();
         if let Some(redaction) = &self.inner.redaction {
-            redaction.attempts(&mut attempts);
+            let tenant = self.inner.tenant(&id.rollout)?;
+            redaction.attempts(&mut attempts, tenant.as_deref());
         }
         let row = row::encode_attempts(id, &attempts)?;
         self.put(writer::Change::Attempts(row)).await
@@ -317,6 +340,7 @@ impl Ledger {
     pub async fn put_rollout(&self, mut rollout: Rollout) -> Result<(), LedgerError> {
         if let Some(redaction) = &self.inner.redaction {
             redaction.rollout(&mut rollout);
+            self.inner.note_tenant(&rollout);
         }
         let row = row::encode_rollout(&rollout)?;
         self.put(writer::Change::Rollout(row)).await
@@ -329,6 +353,20 @@ impl Ledger {
     pub async fn put_note(&self, key: &str, value: Value) -> Result<(), LedgerError> {
         let row = row::encode_note(key, &value)?;
         self.put(writer::Change::Note(row)).await
+    }
+
+    /// Saves what was derived from the calls of a rollout, so that nobody needs to read these for
+    /// it again. It is dropped as soon as one of the calls changes.
+    ///
+    /// # Errors
+    /// As [`Ledger::put_call`].
+    pub async fn put_summary(
+        &self,
+        id: &RolloutId,
+        summary: &impl serde::Serialize,
+    ) -> Result<(), LedgerError> {
+        let row = row::encode_summary(id, summary)?;
+        self.put(writer::Change::Summary(row)).await
     }
 
     /// Removes a rollout with its labels and calls.
@@ -371,6 +409,17 @@ impl Ledger {
     /// [`LedgerError::Damaged`] at the first damaged one, [`LedgerError::Sqlite`].
     pub fn rollouts(&self, labels: &[(&str, &str)]) -> Result<Vec<Rollout>, LedgerError> {
         self.inner.readers.rollouts(labels)
+    }
+
+    /// The summaries that there are, by rollout. Those that are not a `T`, because an earlier
+    /// version wrote them, and damaged ones are left out: they are made anew from the calls.
+    ///
+    /// # Errors
+    /// [`LedgerError::Sqlite`].
+    pub fn summaries<T: serde::de::DeserializeOwned>(
+        &self,
+    ) -> Result<HashMap<String, T>, LedgerError> {
+        self.inner.readers.summaries()
     }
 
     /// The calls of a rollout, by index.
@@ -448,49 +497,78 @@ impl Ledger {
     }
 }
 
-impl Inner {
-    /// A call as a row, against a call of the same rollout that is in the database already; `alone`
-    /// stores it whole.
-    fn encode(
-        &self,
-        call: &Call,
-        alone: bool,
-    ) -> Result<(row::CallRow, recent::Recent), LedgerError> {
-        let parts = row::parts_of(call)?;
-        let id = &call.id;
-        let number = self.last_body.fetch_add(1, Ordering::Relaxed) + 1;
-        let encode = |parent: Option<&recent::Recent>| {
-            let against = parent.map(|parent| (parent.number, &parent.parts));
-            row::encode_call(id, number, &parts, against, &call.attempts)
-        };
-        let mut parent = None;
-        if !alone {
-            parent = self
-                .recents
-                .parent(&id.rollout, call.continuation.parent, &parts);
-        }
-        let mut row = encode(parent.as_deref())?;
-        // A client that changes something early in every request shares no beginning with any
-        // call, yet most of what follows.
-        if !alone
-            && parent.is_none()
-            && row.body.len() > UNLIKE_BYTES_MIN
-            && let Some(latest) = self.recents.latest(&id.rollout)
-        {
-            let against = encode(Some(&latest))?;
-            if against.body.len() < row.body.len() / 2 {
-                (row, parent) = (against, Some(latest));
-            }
-        }
-        let recent = recent::Recent {
-            number,
-            call: id.index,
-            chain: parent.map_or(0, |parent| parent.chain + 1),
-            parts,
-        };
-        Ok((row, recent))
-    }
+fn encoders() -> tokio::sync::Semaphore {
+    tokio::sync::Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))
 }
 
-/// A body larger than this that shares no beginning with another is tried against the latest.
-const UNLIKE_BYTES_MIN: usize = 4 << 10;
+/// A call that is ready to be written.
+struct Encoded {
+    row: row::CallRow,
+    recent: recent::Recent,
+    attempts: Vec<Attempt>,
+}
+
+impl Inner {
+    /// Whose call it is. Known from the rollout's record, which is written before its calls.
+    fn tenant(&self, id: &RolloutId) -> Result<Option<String>, LedgerError> {
+        if !self
+            .redaction
+            .as_ref()
+            .is_some_and(Redaction::knows_tenants)
+        {
+            return Ok(None);
+        }
+        let known = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tenant) = known.get(id) {
+            return Ok(tenant.clone());
+        }
+        drop(known);
+        let rollout = self.readers.rollout(id)?;
+        Ok(rollout.and_then(|rollout| rollout.spec.labels.get(TENANT).cloned()))
+    }
+
+    /// Remembers the tenants of rollouts that run.
+    fn note_tenant(&self, rollout: &Rollout) {
+        let mut known = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        if rollout.disposition.is_some() {
+            known.remove(&rollout.spec.id);
+        } else {
+            let tenant = rollout.spec.labels.get(TENANT).cloned();
+            known.insert(rollout.spec.id.clone(), tenant);
+        }
+    }
+
+    fn encode(&self, mut call: Call) -> Result<Encoded, LedgerError> {
+        if let Some(redaction) = &self.redaction {
+            let tenant = self.tenant(&call.id.rollout)?;
+            if redaction.call(&mut call, tenant.as_deref()) {
+                tracing::debug!(call = %call.id, "something was redacted");
+            }
+        }
+        let (id, said) = (call.id.clone(), call.continuation.parent);
+        let attempts = std::mem::take(&mut call.attempts);
+        let known = self.recents.of(&id.rollout);
+        self.encode_against(&known, said, &id, attempts, source::Source::of(call)?)
+    }
+
+    fn encode_against(
+        &self,
+        known: &[Arc<recent::Recent>],
+        said: Option<u32>,
+        id: &CallId,
+        attempts: Vec<Attempt>,
+        source: source::Source,
+    ) -> Result<Encoded, LedgerError> {
+        let place = row::Place {
+            id,
+            number: self.last_body.fetch_add(1, Ordering::Relaxed) + 1,
+            attempts: &attempts,
+        };
+        let (row, recent) = encode::encode(known, said, &place, source)?;
+        Ok(Encoded {
+            row,
+            recent,
+            attempts,
+        })
+    }
+}

@@ -11,8 +11,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::body::{decompressed_len, take_bytes, take_words};
-use crate::recent::{Recent, Recents};
-use crate::row::{self, attempts_name, call_name};
+use crate::encode::encode;
+use crate::recent::Recents;
+use crate::row::{self, Place, attempts_name, call_name};
+use crate::source::Source;
 use crate::{LedgerError, schema};
 
 /// The JSON of a call in version 1.
@@ -113,12 +115,19 @@ pub(crate) fn from_1(file: &Path, connection: &mut Connection) -> Result<(), Led
         }
     }
     transaction
-        .execute_batch(&format!(
-            "DROP TABLE old_calls; PRAGMA user_version = {}",
-            schema::VERSION
-        ))
+        .execute_batch("DROP TABLE old_calls; PRAGMA user_version = 2")
         .map_err(sqlite)?;
     transaction.commit().map_err(sqlite)
+}
+
+/// Brings a file of version 2 to version 3: summaries are made when they are asked for.
+pub(crate) fn from_2(file: &Path, connection: &Connection) -> Result<(), LedgerError> {
+    connection
+        .execute_batch(&format!(
+            "BEGIN; {} PRAGMA user_version = 3; COMMIT;",
+            schema::SUMMARIES
+        ))
+        .map_err(|source| LedgerError::sqlite(file, source))
 }
 
 fn renewed(
@@ -152,19 +161,14 @@ fn renewed(
         }
     }
     let call = decode_1(id.clone(), &old.body, &old.attempts).map_err(damaged)?;
-    let parts = row::parts_of(&call)?;
-    let parent = recents.parent(&rollout, call.continuation.parent, &parts);
-    let against = parent.as_ref().map(|parent| (parent.number, &parent.parts));
-    let row = row::encode_call(&id, number, &parts, against, &call.attempts)?;
-    recents.add(
-        &rollout,
-        Recent {
-            number,
-            call: old.call,
-            chain: parent.map_or(0, |parent| parent.chain + 1),
-            parts,
-        },
-    );
+    let (said, attempts) = (call.continuation.parent, call.attempts.clone());
+    let place = Place {
+        id: &id,
+        number,
+        attempts: &attempts,
+    };
+    let (row, recent) = encode(&recents.of(&rollout), said, &place, Source::of(call)?)?;
+    recents.add(&rollout, recent);
     Ok(row)
 }
 

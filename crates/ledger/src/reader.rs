@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use record::{Call, CallId, Rollout, RolloutId};
 use rusqlite::{Connection, OptionalExtension, params};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::body::{self, Parts};
@@ -282,6 +283,37 @@ impl Readers {
             .iter()
             .map(|(id, body, sum)| self.decode_rollout(id, body, sum))
             .collect()
+    }
+
+    /// All summaries of this shape, by rollout. They are derived: one that is damaged or of
+    /// another shape is as good as none.
+    pub(crate) fn summaries<T: DeserializeOwned>(&self) -> Result<HashMap<String, T>, LedgerError> {
+        let found = self.with(|connection| {
+            if !connection.table_exists(None, "summaries")? {
+                return Ok(Vec::new());
+            }
+            connection
+                .prepare_cached("SELECT rollout, body, sum FROM summaries")?
+                .query_map([], |row| {
+                    Ok((
+                        row.get::<_, String>(0)?,
+                        row.get::<_, Vec<u8>>(1)?,
+                        row.get::<_, Vec<u8>>(2)?,
+                    ))
+                })?
+                .collect::<rusqlite::Result<Vec<_>>>()
+        })?;
+        let intact = found.into_iter().filter_map(|(rollout, body, sum)| {
+            let name = row::summary_name(&rollout);
+            match self.verify(&name, &body, &sum) {
+                Ok(()) => Some((rollout, serde_json::from_slice(&body).ok()?)),
+                Err(error) => {
+                    tracing::warn!(%error, "it is made anew from the calls");
+                    None
+                }
+            }
+        });
+        Ok(intact.collect())
     }
 
     /// The calls and bodies of a rollout, from one moment.

@@ -5,8 +5,11 @@ use std::sync::atomic::Ordering;
 use record::{Call, Conversation, RolloutId};
 use serde_json::{Value, json};
 
-use crate::recent::{CHAIN_MAX, Recent};
-use crate::{Ledger, LedgerError, row, writer};
+use crate::encode::encode;
+use crate::recent::Recents;
+use crate::row::Place;
+use crate::source::Source;
+use crate::{Ledger, LedgerError, writer};
 
 /// What stays of the calls of a rollout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +44,8 @@ impl Keep {
 impl Ledger {
     /// Drops what `keep` does not name from the calls of all rollouts that ended before
     /// `before_ms` (milliseconds since the Unix epoch; there is no clock in here). Returns how many
-    /// rollouts were changed. The file does not shrink, but its free pages are used again.
+    /// rollouts were changed. The file does not shrink before [`Ledger::vacuum`], but its free pages
+    /// are used again.
     ///
     /// # Errors
     /// As [`Ledger::put_call`] and [`Ledger::calls`]; rollouts before that one are done.
@@ -65,24 +69,33 @@ impl Ledger {
         Ok(changed)
     }
 
+    /// Writes the file anew without its free pages, so that it becomes smaller and what was dropped
+    /// is gone from the disk. Readers go on meanwhile; writers wait.
+    ///
+    /// # Errors
+    /// As [`Ledger::put_call`]. [`LedgerError::DiskFull`] when there is no room for the second copy:
+    /// then everything is as it was.
+    pub async fn vacuum(&self) -> Result<(), LedgerError> {
+        self.put(writer::Change::Vacuum).await
+    }
+
     /// Writes the calls of a rollout anew, in one transaction.
     async fn thin(&self, id: &RolloutId, keep: Keep) -> Result<(), LedgerError> {
         let mut rows = Vec::new();
-        let mut last: Option<Recent> = None;
+        let recents = Recents::default();
         for mut call in self.calls(id)? {
             keep.apply(&mut call);
-            let parts = row::parts_of(&call)?;
-            let number = self.inner.last_body.fetch_add(1, Ordering::Relaxed) + 1;
-            let parent = last.take().filter(|parent| parent.chain < CHAIN_MAX);
-            let against = parent.as_ref().map(|parent| (parent.number, &parent.parts));
-            let row = row::encode_call(&call.id, number, &parts, against, &call.attempts)?;
+            let (id, said) = (call.id.clone(), call.continuation.parent);
+            let attempts = std::mem::take(&mut call.attempts);
+            let place = Place {
+                id: &id,
+                number: self.inner.last_body.fetch_add(1, Ordering::Relaxed) + 1,
+                attempts: &attempts,
+            };
+            let known = recents.of(&id.rollout);
+            let (row, recent) = encode(&known, said, &place, Source::of(call)?)?;
+            recents.add(&id.rollout, recent);
             rows.push(row);
-            last = Some(Recent {
-                number,
-                call: call.id.index,
-                chain: parent.map_or(0, |parent| parent.chain + 1),
-                parts,
-            });
         }
         self.inner.recents.forget(id);
         self.put(writer::Change::Rewrite(id.clone(), rows)).await

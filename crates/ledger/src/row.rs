@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::LedgerError;
 use crate::body::{self, Parts};
+use crate::source::{Difference, Source};
 
 pub(crate) const SUM_BYTES: usize = 16;
 pub(crate) type Sum = [u8; SUM_BYTES];
@@ -51,6 +52,14 @@ pub(crate) struct RolloutRow {
 #[derive(Debug)]
 pub(crate) struct NoteRow {
     pub(crate) key: String,
+    pub(crate) body: Vec<u8>,
+    pub(crate) sum: Sum,
+}
+
+/// A summary ready to be written.
+#[derive(Debug)]
+pub(crate) struct SummaryRow {
+    pub(crate) rollout: String,
     pub(crate) body: Vec<u8>,
     pub(crate) sum: Sum,
 }
@@ -124,24 +133,24 @@ pub(crate) fn body_name(rollout: &str, number: i64, parent: Option<i64>) -> Stri
     }
 }
 
-fn unstorable(record: String, found: impl std::fmt::Display) -> LedgerError {
+pub(crate) fn unstorable(record: String, found: impl std::fmt::Display) -> LedgerError {
     LedgerError::Encode {
         record,
         found: found.to_string(),
     }
 }
 
-/// Takes a call apart. Its attempts are stored beside it.
-pub(crate) fn parts_of(call: &Call) -> Result<Parts, LedgerError> {
+/// All fields of a call that are small, as JSON. Its attempts are stored beside it.
+pub(crate) fn rest_of(call: &Call) -> Result<Vec<u8>, LedgerError> {
     // Field by field, so that a new field of `Call` cannot be forgotten here.
     let Call {
         id,
         dialect,
-        request,
+        request: _,
         headers,
         digest,
-        conversation,
-        prompt_ids,
+        conversation: _,
+        prompt_ids: _,
         continuation,
         sampling,
         generation,
@@ -150,7 +159,6 @@ pub(crate) fn parts_of(call: &Call) -> Result<Parts, LedgerError> {
         parse_failed,
         attempts: _,
     } = call;
-    let failed = |found: serde_json::Error| unstorable(call_name(id), found);
     let rest = RestOut {
         call: id.index,
         dialect: *dialect,
@@ -167,32 +175,32 @@ pub(crate) fn parts_of(call: &Call) -> Result<Parts, LedgerError> {
         reply,
         parse_failed: *parse_failed,
     };
-    let mut parts = Parts {
-        request: serde_json::to_vec(request).map_err(failed)?,
-        conversation: serde_json::to_vec(conversation).map_err(failed)?,
-        prompt: prompt_ids.clone(),
-        rest: serde_json::to_vec(&rest).map_err(failed)?,
-        ..Parts::default()
-    };
-    if let Some(generation) = generation {
-        parts.output.clone_from(&generation.token_ids);
-        parts.logprobs_model.clone_from(&generation.logprobs_model);
-        parts
-            .logprobs_sampled
-            .clone_from(&generation.logprobs_sampled);
-    }
-    Ok(parts)
+    serde_json::to_vec(&rest).map_err(|found| unstorable(call_name(id), found))
 }
 
-/// Makes the row of a call, stored against `parent` if there is one.
+/// A call that is to be stored: where, and what hangs on it.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) id: &'a CallId,
+    /// Of its body.
+    pub(crate) number: i64,
+    pub(crate) attempts: &'a [Attempt],
+}
+
+/// Makes the row of a call, stored against `parent` if there is one; `difference` is between
+/// these two.
 pub(crate) fn encode_call(
-    id: &CallId,
-    number: i64,
-    parts: &Parts,
-    parent: Option<(i64, &Parts)>,
-    attempts: &[Attempt],
+    place: &Place<'_>,
+    source: &Source,
+    difference: &Difference,
+    parent: Option<(i64, &Source)>,
 ) -> Result<CallRow, LedgerError> {
-    let body = body::encode(parts, parent.map(|(_, parts)| parts))
+    let Place {
+        id,
+        number,
+        attempts,
+    } = *place;
+    let body = body::encode(source, difference, parent.map(|(_, source)| source))
         .map_err(|found| unstorable(call_name(id), found))?;
     let parent = parent.map(|(number, _)| number);
     Ok(CallRow {
@@ -277,6 +285,23 @@ pub(crate) fn encode_note(key: &str, value: &Value) -> Result<NoteRow, LedgerErr
     Ok(NoteRow {
         sum: sum(&name, &body),
         key: key.to_owned(),
+        body,
+    })
+}
+
+pub(crate) fn summary_name(rollout: &str) -> String {
+    format!("summary of {rollout}")
+}
+
+pub(crate) fn encode_summary(
+    id: &record::RolloutId,
+    summary: &impl Serialize,
+) -> Result<SummaryRow, LedgerError> {
+    let name = summary_name(id.as_str());
+    let body = serde_json::to_vec(summary).map_err(|found| unstorable(name.clone(), found))?;
+    Ok(SummaryRow {
+        rollout: id.to_string(),
+        sum: sum(&name, &body),
         body,
     })
 }

@@ -11,10 +11,14 @@ use crate::LedgerError;
 ///
 /// - 1: bodies were whole and lay in `calls`. [`crate::migrate`] reads them.
 /// - 2: bodies are changes against earlier ones, in a table of their own.
-pub(crate) const VERSION: i64 = 2;
+/// - 3: a table for summaries.
+pub(crate) const VERSION: i64 = 3;
+/// The oldest format that is read as it is, without summaries. Older ones must be brought up to
+/// date first.
+const READABLE: i64 = 2;
 /// "Espl", in `PRAGMA application_id`: other SQLite files are refused.
 const APPLICATION: i64 = 0x4573_706c;
-const PAGE_BYTES: u64 = 8192;
+pub(crate) const PAGE_BYTES: u64 = 8192;
 /// A reader that meets a checkpoint waits at most this long.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -62,12 +66,22 @@ CREATE TABLE calls (
 ) STRICT, WITHOUT ROWID;
 ";
 
+/// The table that version 3 brought: what was derived from the calls of a rollout, gone as soon as
+/// these change.
+pub(crate) const SUMMARIES: &str = "
+CREATE TABLE summaries (
+    rollout TEXT PRIMARY KEY,
+    body BLOB NOT NULL,
+    sum BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+";
+
 /// Makes a new database. A failure half-way leaves no file, so that the next try is not refused.
 pub(crate) fn create(file: &Path) -> Result<Connection, LedgerError> {
     let made = connect(file).and_then(|connection| {
         connection
             .execute_batch(&format!(
-                "BEGIN; {TABLES} {CALLS} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
+                "BEGIN; {TABLES} {CALLS} {SUMMARIES} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; COMMIT;"
             ))
             .map_err(|source| LedgerError::sqlite(file, source))?;
         Ok(connection)
@@ -85,11 +99,14 @@ pub(crate) fn open(file: &Path) -> Result<Connection, LedgerError> {
     if version(file, &connection)? == 1 {
         crate::migrate::from_1(file, &mut connection)?;
     }
-    check(file, &connection)?;
+    if version(file, &connection)? == 2 {
+        crate::migrate::from_2(file, &connection)?;
+    }
+    check(file, &connection, VERSION)?;
     Ok(connection)
 }
 
-fn connect(file: &Path) -> Result<Connection, LedgerError> {
+pub(crate) fn connect(file: &Path) -> Result<Connection, LedgerError> {
     let sqlite = |source| LedgerError::sqlite(file, source);
     let connection = Connection::open(file).map_err(sqlite)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(sqlite)?;
@@ -98,7 +115,7 @@ fn connect(file: &Path) -> Result<Connection, LedgerError> {
             "PRAGMA page_size = {PAGE_BYTES};
              PRAGMA journal_mode = WAL;
              PRAGMA synchronous = NORMAL;
-             PRAGMA wal_autocheckpoint = 2000;
+             PRAGMA wal_autocheckpoint = 0;
              PRAGMA journal_size_limit = 67108864;
              PRAGMA cache_size = -16384;"
         ))
@@ -139,7 +156,7 @@ pub(crate) fn open_read_only(file: &Path) -> Result<Connection, LedgerError> {
             connection
                 .busy_timeout(BUSY_TIMEOUT)
                 .map_err(|source| LedgerError::sqlite(file, source))?;
-            check(file, &connection).map(|()| connection)
+            check(file, &connection, READABLE).map(|()| connection)
         });
     match plain {
         // On read-only media the index of the write-ahead log cannot be made. A cleanly closed
@@ -150,7 +167,7 @@ pub(crate) fn open_read_only(file: &Path) -> Result<Connection, LedgerError> {
             let uri = format!("file:{}?immutable=1", uri_path(file));
             let connection = Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)
                 .map_err(|source| LedgerError::sqlite(file, source))?;
-            check(file, &connection)?;
+            check(file, &connection, READABLE)?;
             Ok(connection)
         }
         other => other,
@@ -195,9 +212,9 @@ fn version(file: &Path, connection: &Connection) -> Result<i64, LedgerError> {
     }
 }
 
-fn check(file: &Path, connection: &Connection) -> Result<(), LedgerError> {
+fn check(file: &Path, connection: &Connection, oldest: i64) -> Result<(), LedgerError> {
     let found = version(file, connection)?;
-    if found == VERSION {
+    if (oldest..=VERSION).contains(&found) {
         Ok(())
     } else {
         Err(LedgerError::Version {

@@ -11,7 +11,8 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use crate::row::{AttemptsRow, CallRow, NoteRow, RolloutRow};
+use crate::checkpoint::Checkpoints;
+use crate::row::{AttemptsRow, CallRow, NoteRow, RolloutRow, SummaryRow};
 use crate::{COMMIT_RECORDS_MAX, LedgerError, PUT_TIMEOUT_S, QUEUE_BYTES_MAX, QUEUE_RECORDS_MAX};
 
 /// One change to the database.
@@ -21,10 +22,13 @@ pub(crate) enum Change {
     Attempts(AttemptsRow),
     Rollout(RolloutRow),
     Note(NoteRow),
+    Summary(SummaryRow),
     Forget(record::RolloutId),
     ForgetCalls(record::RolloutId),
     /// All calls of a rollout anew.
     Rewrite(record::RolloutId, Vec<CallRow>),
+    /// The file without its free pages. Not within a transaction, so always alone.
+    Vacuum,
 }
 
 impl Change {
@@ -34,11 +38,12 @@ impl Change {
             Self::Attempts(row) => row.attempts.len(),
             Self::Rollout(row) => row.body.len(),
             Self::Note(row) => row.body.len(),
+            Self::Summary(row) => row.body.len(),
             Self::Rewrite(_, rows) => rows
                 .iter()
                 .map(|row| row.body.len() + row.attempts.attempts.len())
                 .sum(),
-            Self::Forget(_) | Self::ForgetCalls(_) => 0,
+            Self::Forget(_) | Self::ForgetCalls(_) | Self::Vacuum => 0,
         }
     }
 }
@@ -61,6 +66,8 @@ impl From<LedgerError> for PutError {
 enum Refused {
     Sqlite(rusqlite::Error),
     NoParent,
+    /// It cannot be together with others.
+    NotAlone,
 }
 
 impl From<rusqlite::Error> for Refused {
@@ -87,6 +94,9 @@ pub(crate) struct Handle {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// Longest wait for the file to be written anew, in seconds.
+const VACUUM_TIMEOUT_S: u64 = 3600;
+
 const ROOM_KIB: u32 = (QUEUE_BYTES_MAX >> 10) as u32;
 
 impl Handle {
@@ -98,10 +108,11 @@ impl Handle {
     ) -> Result<Self, LedgerError> {
         let (queue, waiting) = mpsc::channel(QUEUE_RECORDS_MAX);
         let path = file.clone();
+        let checkpoints = Checkpoints::start(&file)?;
         let thread = std::thread::Builder::new()
             .name("ledger".to_owned())
             .spawn(move || {
-                run(&path, connection, waiting, &full);
+                run(&path, connection, checkpoints, waiting, &full);
                 // The lock goes last: whoever gets it next finds everything written.
                 drop(lock);
             })
@@ -115,6 +126,10 @@ impl Handle {
     }
 
     pub(crate) async fn put(&self, change: Change) -> Result<(), PutError> {
+        let timeout_s = match change {
+            Change::Vacuum => VACUUM_TIMEOUT_S,
+            _ => PUT_TIMEOUT_S,
+        };
         let closed = || LedgerError::closed(&self.file);
         let queue = self
             .queue
@@ -139,12 +154,12 @@ impl Handle {
             queue.send(put).await.map_err(|_| closed())?;
             answer.await.map_err(|_| closed())?
         };
-        tokio::time::timeout(Duration::from_secs(PUT_TIMEOUT_S), put)
+        tokio::time::timeout(Duration::from_secs(timeout_s), put)
             .await
             .unwrap_or_else(|_| {
                 Err(PutError::Ledger(LedgerError::Stalled {
                     path: self.file.clone(),
-                    seconds: PUT_TIMEOUT_S,
+                    seconds: timeout_s,
                 }))
             })
     }
@@ -189,6 +204,7 @@ impl Drop for Handle {
 fn run(
     file: &Path,
     mut connection: Connection,
+    mut checkpoints: Checkpoints,
     mut waiting: mpsc::Receiver<Put>,
     full: &AtomicBool,
 ) {
@@ -197,19 +213,24 @@ fn run(
         let all = commit(&mut connection, batch.iter().map(|put| &put.change));
         if all.is_ok() {
             full.store(false, Ordering::Relaxed);
+            let bytes = batch.iter().map(|put| put.change.bytes()).sum();
             for put in batch.drain(..) {
                 // The caller may have gone; what it wanted is done.
                 let _ = put.done.send(Ok(()));
             }
+            checkpoints.committed(&connection, bytes);
             continue;
         }
         // Somebody's record does not go in. The others must not suffer: one by one.
         for put in batch.drain(..) {
-            let result = commit(&mut connection, std::iter::once(&put.change)).map_err(|refused| {
-                match refused {
-                    Refused::Sqlite(source) => PutError::Ledger(LedgerError::sqlite(file, source)),
-                    Refused::NoParent => PutError::NoParent,
-                }
+            let result = match put.change {
+                Change::Vacuum => vacuum(&connection),
+                ref change => commit(&mut connection, std::iter::once(change)),
+            };
+            let result = result.map_err(|refused| match refused {
+                Refused::Sqlite(source) => PutError::Ledger(LedgerError::sqlite(file, source)),
+                Refused::NoParent => PutError::NoParent,
+                Refused::NotAlone => PutError::Ledger(LedgerError::closed(file)),
             });
             match &result {
                 Ok(()) => full.store(false, Ordering::Relaxed),
@@ -220,7 +241,11 @@ fn run(
             }
             let _ = put.done.send(result);
         }
+        checkpoints.committed(&connection, 0);
     }
+    // The other connection goes first: the last one folds in what is left and removes the log.
+    drop(checkpoints);
+    drop(connection);
 }
 
 fn commit<'a>(
@@ -236,7 +261,10 @@ fn commit<'a>(
 
 fn apply(connection: &Connection, change: &Change) -> Result<(), Refused> {
     match change {
-        Change::Call(row) => put_call(connection, row)?,
+        Change::Call(row) => {
+            put_call(connection, row)?;
+            drop_summary(connection, &row.attempts.id.rollout)?;
+        }
         Change::Attempts(row) => {
             connection
                 .prepare_cached(
@@ -249,6 +277,7 @@ fn apply(connection: &Connection, change: &Change) -> Result<(), Refused> {
                     row.attempts,
                     row.sum,
                 ])?;
+            drop_summary(connection, &row.id.rollout)?;
         }
         Change::Rollout(row) => {
             connection
@@ -282,7 +311,20 @@ fn apply(connection: &Connection, change: &Change) -> Result<(), Refused> {
                 )?
                 .execute(params![row.key, row.body, row.sum])?;
         }
-        Change::ForgetCalls(id) => forget_calls(connection, id)?,
+        Change::Summary(row) => {
+            connection
+                .prepare_cached(
+                    "INSERT INTO summaries (rollout, body, sum) VALUES (?1, ?2, ?3)
+                     ON CONFLICT (rollout) DO UPDATE SET body = ?2, sum = ?3",
+                )?
+                .execute(params![row.rollout, row.body, row.sum])?;
+        }
+        Change::Vacuum => return Err(Refused::NotAlone),
+        Change::ForgetCalls(id) => {
+            forget_calls(connection, id)?;
+            drop_summary(connection, id)?;
+        }
+        // The summary stays: it says what was captured.
         Change::Rewrite(id, rows) => {
             forget_calls(connection, id)?;
             for row in rows {
@@ -291,6 +333,7 @@ fn apply(connection: &Connection, change: &Change) -> Result<(), Refused> {
         }
         Change::Forget(id) => {
             forget_calls(connection, id)?;
+            drop_summary(connection, id)?;
             for statement in [
                 "DELETE FROM labels WHERE rollout = ?1",
                 "DELETE FROM rollouts WHERE id = ?1",
@@ -301,6 +344,20 @@ fn apply(connection: &Connection, change: &Change) -> Result<(), Refused> {
             }
         }
     }
+    Ok(())
+}
+
+/// What was dropped is in no page of the file or the log afterwards, unless a reader holds an old
+/// state: then the log is emptied when the ledger is closed.
+fn vacuum(connection: &Connection) -> Result<(), Refused> {
+    connection.execute_batch("VACUUM")?;
+    Ok(connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?)
+}
+
+fn drop_summary(connection: &Connection, id: &record::RolloutId) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("DELETE FROM summaries WHERE rollout = ?1")?
+        .execute(params![id.as_str()])?;
     Ok(())
 }
 

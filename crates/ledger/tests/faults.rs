@@ -111,10 +111,12 @@ async fn a_full_disk_loses_nothing_that_was_saved_and_ends_when_there_is_room() 
     assert!(saved.len() > 20, "{}", saved.len());
     assert_eq!(ledger.calls(&id("r")).unwrap(), saved);
 
-    // In one commit: the record that does not fit, and one that shrinks an old record.
-    let index = u32::try_from(saved.len()).unwrap();
+    // Together: a record that does not fit whatever the other one frees, and one that shrinks an
+    // old record.
+    let mut large = support::growing(1, "r", 1).remove(0);
+    large.id.index = u32::try_from(saved.len()).unwrap();
     let (large, small) = tokio::join!(
-        ledger.put_call(support::call(u64::from(index), "r", index)),
+        ledger.put_call(large),
         ledger.put_attempts(&saved[0].id, &[]),
     );
     assert!(

@@ -74,6 +74,16 @@ pub struct Mount {
     pub target: PathBuf,
 }
 
+/// What a sandbox was made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Image {
+    /// Kind of the sandbox, e.g. `local`.
+    pub kind: String,
+    /// SHA-256 over what is the same in all sandboxes of this image: for containers the image's,
+    /// for kind `local` over the guest and the release of the system whose folders it shows.
+    pub digest: String,
+}
+
 /// What to make.
 #[derive(Debug, Clone)]
 pub struct Spec {
@@ -239,6 +249,11 @@ pub trait Sandbox: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`SandboxError::File`] (also when there is more than `bytes_max`), [`SandboxError::Gone`].
     async fn download(&self, path: PathBuf, bytes_max: u64) -> Result<Vec<File>, SandboxError>;
+
+    /// What it was made of, for the record. Kinds that cannot tell say nothing.
+    fn image(&self) -> Image {
+        Image::default()
+    }
 
     /// Ends all processes and removes everything; returns when nothing is left.
     async fn destroy(self: Box<Self>);

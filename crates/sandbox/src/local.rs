@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::{
-    Exec, Exit, File, Output, Provider, Sandbox, SandboxError, Spec,
+    Exec, Exit, File, Image, Output, Provider, Sandbox, SandboxError, Spec, guest_binary,
     stream::{Answer, Broken, Stream},
     warden::{Made, Warden},
 };
@@ -306,6 +306,13 @@ impl Sandbox for LocalSandbox {
             Ok(Answer::Files(files)) => Ok(files),
             Ok(other) => Err(self.unexpected(other).await),
             Err(broken) => Err(self.gone(broken).await),
+        }
+    }
+
+    fn image(&self) -> Image {
+        Image {
+            kind: "local".to_owned(),
+            digest: guest_binary::image_digest().to_owned(),
         }
     }
 

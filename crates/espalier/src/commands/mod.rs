@@ -3,6 +3,7 @@
 pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod inspect;
+pub(crate) mod ledger;
 pub(crate) mod rollout;
 pub(crate) mod serve;
 pub(crate) mod sft;

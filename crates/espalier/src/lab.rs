@@ -77,6 +77,7 @@ impl Lab {
         settings.context_tokens = engine.info().context_tokens_max;
         settings.reply_tokens_max = recipe.rollout.reply_tokens_max;
         settings.codec_digest = codec.digest().to_owned();
+        settings.selection = recipe.train.selection.clone();
         let runner = Runner::new(
             provider,
             Arc::clone(&gateway),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use learner::filter::Filter;
+use ledger::RedactionSettings;
 use model::adamw::AdamWSettings;
 use sandbox::Limits;
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,9 @@ pub(crate) struct Recipe {
     /// The cold start.
     #[serde(default)]
     pub(crate) sft: SftRecipe,
+    /// What must not be written down.
+    #[serde(default, skip_serializing_if = "RedactionSettings::is_empty")]
+    pub(crate) redact: RedactionSettings,
 }
 
 fn default_harnesses() -> Vec<String> {
@@ -254,7 +258,13 @@ impl Recipe {
                 temperature.to_string(),
             );
         }
+        ledger_options(&self.redact, &format!("recipe {name}: redact"))?;
         Ok(())
+    }
+
+    /// How the run's ledger is opened.
+    pub(crate) fn ledger_options(&self) -> Result<ledger::Options, CliError> {
+        ledger_options(&self.redact, "the recipe: redact")
     }
 
     /// The recipe with every default filled in, for the run directory.
@@ -262,4 +272,32 @@ impl Recipe {
         toml::to_string_pretty(self)
             .map_err(|error| CliError::failed("the recipe could not be written down", error))
     }
+}
+
+/// How a ledger is opened that leaves out what these rules say; `name` is what errors call them.
+pub(crate) fn ledger_options(
+    rules: &RedactionSettings,
+    name: &str,
+) -> Result<ledger::Options, CliError> {
+    if rules.is_empty() {
+        return Ok(ledger::Options::default());
+    }
+    let redaction = ledger::Redaction::new(rules).map_err(|error| {
+        CliError::usage(
+            format!("{name}: {error}"),
+            "docs/ledger.md says how rules are written",
+        )
+    })?;
+    Ok(ledger::Options {
+        redaction: Some(redaction),
+        ..ledger::Options::default()
+    })
+}
+
+/// Reads a file with rules for a gateway that has no recipe.
+pub(crate) fn load_redaction(path: &Path) -> Result<RedactionSettings, CliError> {
+    let hint = "a TOML file with the keys of a recipe's [redact], see docs/ledger.md";
+    let wrong = |found: String| CliError::usage(format!("rules {}: {found}", path.display()), hint);
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    toml::from_str(&text).map_err(|error| wrong(error.to_string().trim_end().to_owned()))
 }

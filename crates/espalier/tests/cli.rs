@@ -1,99 +1,12 @@
-//! The program as a person meets it: help, refusals, exit codes, and one served rollout from
-//! the admin API to `inspect`.
+//! The program as a person meets it: help, refusals, exit codes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
-use std::{
-    fs,
-    io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+mod world;
 
-use rustix::process::{Pid, Signal, kill_process};
+use std::{fs, net::TcpListener};
+
 use serde_json::{Value, json};
-
-const WAIT: Duration = Duration::from_secs(60);
-
-/// A folder for one test, and the program in it.
-struct World {
-    folder: tempfile::TempDir,
-}
-
-struct Answer {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl World {
-    fn new() -> Self {
-        Self {
-            folder: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        command.args(arguments).current_dir(self.folder.path());
-        for name in ["ESPALIER_LOG", "ESPALIER_HARNESSES", "ESPALIER_ADMIN_TOKEN"] {
-            command.env_remove(name);
-        }
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> Answer {
-        let output = self
-            .command(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        let text = |bytes: &[u8]| {
-            let text = String::from_utf8_lossy(bytes).into_owned();
-            let folder = self.folder.path().display().to_string();
-            text.replace(&folder, "FOLDER")
-                .replace(&policy().display().to_string(), "POLICY")
-        };
-        Answer {
-            code: output.status.code(),
-            stdout: text(&output.stdout),
-            stderr: text(&output.stderr),
-        }
-    }
-
-    /// What a command says when it refuses, with its exit code.
-    fn refusal(&self, arguments: &[&str]) -> String {
-        let answer = self.run(arguments);
-        assert_eq!(answer.stdout, "", "nothing of a refusal belongs on stdout");
-        format!("exit {}\n{}", answer.code.unwrap(), answer.stderr)
-    }
-
-    /// A recipe over the built-in policy's tokenizer, with more lines.
-    fn recipe(&self, more: &str) {
-        let folder = policy();
-        self.write(
-            "recipe.toml",
-            &format!("[policy]\nfolder = {folder:?}\n\n{more}"),
-        );
-    }
-}
-
-/// The built-in policy folder.
-fn policy() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../policy")
-        .canonicalize()
-        .unwrap()
-}
+use world::{World, policy};
 
 #[test]
 fn help_names_every_command() {
@@ -112,6 +25,7 @@ fn help_names_every_command() {
       harness  Look at harness profiles, and prove one against a scripted engine
       serve    Serve an engine to any harness and capture every call
       inspect  Look into a run: what became of its rollouts, and the tree of one of them
+      ledger   Check what a run captured, or make it smaller
       tree     Rebuild prefix trees from token captures that you already have
       doctor   Say what works on this machine, and what to do about what does not
       tasks    Check tasks, or write the built-in ones to disk
@@ -134,6 +48,8 @@ fn help_of_every_command_has_an_example() {
         "eval",
         "serve",
         "inspect",
+        "ledger verify",
+        "ledger compact",
         "tree",
         "doctor",
         "tasks check",
@@ -429,132 +345,6 @@ fn tasks_are_written_read_and_tried_out() {
         "{}",
         refusal.stdout
     );
-}
-
-/// A served gateway.
-struct Served {
-    child: Child,
-    hello: Value,
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        // Only when a test failed half-way; it has ended otherwise.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn serve(world: &World) -> Served {
-    world.write(
-        "replies.jsonl",
-        "{\"task\": \"*\", \"content\": \"Hello.\"}\n",
-    );
-    let policy = policy().display().to_string();
-    let mut child = world
-        .command(&[
-            "serve",
-            "--engine",
-            "scripted:replies.jsonl",
-            "--tokenizer",
-            &policy,
-            "--json",
-        ])
-        .args([
-            "--listen",
-            "127.0.0.1:0",
-            "--admin",
-            "127.0.0.1:0",
-            "--run",
-            "served",
-        ])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    Served {
-        child,
-        hello: serde_json::from_str(&line).unwrap(),
-    }
-}
-
-/// Posts JSON; status and body.
-fn post(base: &str, path: &str, token: &str, body: &Value) -> (u16, Value) {
-    let host = base.strip_prefix("http://").unwrap();
-    let mut stream = TcpStream::connect(host).unwrap();
-    stream.set_read_timeout(Some(WAIT)).unwrap();
-    let body = body.to_string();
-    write!(
-        stream,
-        "POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {token}\r\n\
-         content-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
-    let mut reply = String::new();
-    stream.read_to_string(&mut reply).unwrap();
-    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    let json = &body[body.find('{').unwrap()..=body.rfind('}').unwrap()];
-    (status, serde_json::from_str(json).unwrap())
-}
-
-#[test]
-fn a_served_rollout_is_captured_and_can_be_inspected() {
-    let world = World::new();
-    let mut served = serve(&world);
-    let text = |key: &str| served.hello[key].as_str().unwrap().to_owned();
-    let (base, admin, token) = (text("base_url"), text("admin_url"), text("admin_token"));
-    let (status, _) = post(&admin, "/v1/rollouts", "not the token", &json!({}));
-    assert_eq!(status, 401);
-    for id in ["closed", "open"] {
-        let (status, opened) = post(
-            &admin,
-            "/v1/rollouts",
-            &token,
-            &json!({"id": id, "task": "greet"}),
-        );
-        assert_eq!(status, 200, "{opened}");
-        let key = opened["key"].as_str().unwrap();
-        let request = json!({"model": "m", "messages": [{"role": "user", "content": "Hi."}]});
-        let path = format!("{}/v1/chat/completions", opened["path"].as_str().unwrap());
-        let (status, reply) = post(&base, &path, key, &request);
-        assert_eq!(status, 200, "{reply}");
-        assert_eq!(reply["choices"][0]["message"]["content"], "Hello.");
-    }
-    let (status, closed) = post(
-        &admin,
-        "/v1/rollouts/closed/close",
-        &token,
-        &json!({"reward": 1.0}),
-    );
-    assert_eq!(status, 200, "{closed}");
-
-    let process = Pid::from_child(&served.child);
-    kill_process(process, Signal::INT).unwrap();
-    assert_eq!(served.child.wait().unwrap().code(), Some(130));
-
-    let answer = world.run(&["inspect", "served", "--json"]);
-    let overview: Value = serde_json::from_str(&answer.stdout).unwrap();
-    assert_eq!(
-        overview["dispositions"],
-        json!({"discard": 1, "train": 1}),
-        "{overview}"
-    );
-    assert_eq!(overview["faults"], json!({"interrupted": 1}));
-    assert_eq!(overview["calls"], 2);
-    let answer = world.run(&["inspect", "served", "closed"]);
-    assert_eq!(answer.code, Some(0), "{}", answer.stderr);
-    for part in ["user       Hi.", "assistant  Hello.", "reward 1"] {
-        assert!(
-            answer.stdout.contains(part),
-            "{part} is not in\n{}",
-            answer.stdout
-        );
-    }
 }
 
 #[test]

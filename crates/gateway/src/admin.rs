@@ -221,9 +221,11 @@ fn rollout(shared: &Shared, session: &Session) -> Rollout {
     Rollout {
         spec: RolloutSpec::clone(&session.spec),
         lineage: Lineage {
-            espalier: env!("CARGO_PKG_VERSION").to_owned(),
+            espalier: crate::VERSION.to_owned(),
+            gateway: crate::VERSION.to_owned(),
             codec_digest: shared.codec.digest().to_owned(),
             policy: shared.engine.policy_version(),
+            sampling: Some(session.sampling.clone()),
             ..Lineage::default()
         },
         started_ms: session.started_ms,
@@ -235,6 +237,25 @@ fn rollout(shared: &Shared, session: &Session) -> Rollout {
         verdict: None,
         disposition: None,
     }
+}
+
+/// Adds to the lineage what only the calls tell.
+async fn trace(shared: &Shared, rollout: &mut Rollout) -> Result<(), Problem> {
+    let (ledger, id) = (shared.ledger.clone(), rollout.spec.id.clone());
+    let read = tokio::task::spawn_blocking(move || {
+        let calls = ledger.calls_intact(&id)?.0;
+        Ok::<_, ledger::LedgerError>((ledger.rollout(&id)?, calls))
+    });
+    let (started, calls) = read
+        .await
+        .map_err(|error| Problem(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))??;
+    if let Some(started) = started {
+        rollout.lineage.policy = started.lineage.policy;
+    }
+    rollout.lineage.tools_digests = wire::digest::tools_of_calls(&calls);
+    rollout.lineage.note_policies(&calls);
+    rollout.lineage.policy_end = Some(shared.engine.policy_version());
+    Ok(())
 }
 
 fn known(id: &str) -> Result<RolloutId, Problem> {
@@ -342,7 +363,11 @@ async fn close(
     let Some(session) = admin.shared.registry.close(&id) else {
         return Err(GatewayError::UnknownRollout(id).into());
     };
-    let record = rollout(&admin.shared, &session);
+    let mut record = rollout(&admin.shared, &session);
+    trace(&admin.shared, &mut record).await?;
+    if verdict.is_some() {
+        record.lineage.reward_source = "orchestrator".to_owned();
+    }
     // A harness that never called the model was not tested, whatever the verifier says (I7).
     let no_calls = record.calls == 0 && disposition.has_vote();
     let record = Rollout {

@@ -88,6 +88,9 @@ pub use serve::LocalAddr;
 pub use session::Status;
 pub use work::call_seed;
 
+/// Version of the gateway, as recorded with every rollout that it captures.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// A rollout that may call the model from now on.
 #[derive(Debug, Clone)]
 pub struct Open {

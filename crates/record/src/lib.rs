@@ -7,7 +7,8 @@
 //! | [`conversation`] | the one neutral form of a chat request and reply |
 //! | [`sampling`] | how tokens were drawn, and why generation ended |
 //! | [`call`] | one model request at the boundary, its attempts, its exact tokens |
-//! | [`rollout`] | one harness run: lineage, stage times, verdict, disposition |
+//! | [`lineage`] | where a rollout came from |
+//! | [`rollout`] | one harness run: stage times, verdict, disposition |
 //!
 //! Invariants (ids from the design's list):
 //! - **I1**: [`call::Call::prompt_ids`] and [`call::Generation::token_ids`] are what the
@@ -19,6 +20,7 @@
 pub mod call;
 pub mod conversation;
 pub mod id;
+pub mod lineage;
 pub mod rollout;
 pub mod sampling;
 
@@ -27,7 +29,8 @@ pub use call::{
 };
 pub use conversation::{Conversation, Message, Part, Role, ToolCall, ToolSpec};
 pub use id::{CallId, GroupId, IdError, RolloutId, TaskId};
-pub use rollout::{Disposition, Fault, Lineage, Rollout, RolloutSpec, StageSeconds, Verdict};
+pub use lineage::Lineage;
+pub use rollout::{Disposition, Fault, Rollout, RolloutSpec, StageSeconds, Verdict};
 pub use sampling::{FinishReason, Sampling};
 
 /// Which weights produced a token. Version 0 is what the run started from; each

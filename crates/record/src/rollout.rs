@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{GroupId, PolicyVersion, RolloutId, TaskId};
+use crate::{GroupId, Lineage, RolloutId, TaskId};
 
 /// What a rollout is to be, decided before it starts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,21 +22,6 @@ pub struct RolloutSpec {
     pub labels: BTreeMap<String, String>,
     /// Seed from which every random choice of the rollout derives.
     pub seed: u64,
-}
-
-/// Where a rollout's inputs came from: enough to run it again.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Lineage {
-    /// Version of Espalier.
-    pub espalier: String,
-    /// Version string of the harness.
-    pub harness_version: String,
-    /// SHA-256 of the task as loaded. Hexadecimal.
-    pub task_digest: String,
-    /// SHA-256 over the tokenizer and chat template. Hexadecimal.
-    pub codec_digest: String,
-    /// Weights in force when it started.
-    pub policy: PolicyVersion,
 }
 
 /// An infrastructure fault: which boundary broke. Never a reward (I7).

@@ -9,11 +9,13 @@
 //! | module | owns |
 //! |---|---|
 //! | [`job`] | what to run; groups and their names; names of attempts |
+//! | `lineage` | where a rollout comes from |
 //! | [`settings`] | every limit of a stage |
 //! | [`ports`] | what is needed of the gateway, the ledger and the verifier, as traits |
 //! | [`classify`] | evidence → disposition; pure |
 //! | [`runner`] | one job: attempts, stages, clean-up |
 //! | [`batch`] | many jobs: bounded, in order, resumable, cancellable |
+//! | [`summary`] | what the calls of a rollout come to, kept for whoever looks at the run; pure |
 //! | [`event`] | what a progress display may know, and counters |
 //! | [`wiring`] | the ports over the real gateway, ledger and verifier |
 //!
@@ -48,9 +50,11 @@ pub mod batch;
 pub mod classify;
 pub mod event;
 pub mod job;
+mod lineage;
 pub mod ports;
 pub mod runner;
 pub mod settings;
+pub mod summary;
 pub mod wiring;
 
 pub use batch::{BatchError, BatchResult};
@@ -59,3 +63,4 @@ pub use job::{GroupPlan, Job, plan_group};
 pub use ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store};
 pub use runner::Runner;
 pub use settings::{Settings, Stages};
+pub use summary::Summary;

@@ -87,6 +87,16 @@ pub trait Store: Send + Sync + Debug {
     /// A sentence.
     async fn put(&self, rollout: Rollout) -> Result<(), String>;
 
+    /// Records the end of a rollout; durable on return. Gives back what was recorded: the lineage
+    /// with what only the rollout's calls tell.
+    ///
+    /// # Errors
+    /// A sentence.
+    async fn close(&self, rollout: Rollout) -> Result<Rollout, String> {
+        self.put(rollout.clone()).await?;
+        Ok(rollout)
+    }
+
     /// What is recorded under a name.
     ///
     /// # Errors

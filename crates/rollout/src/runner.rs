@@ -6,7 +6,7 @@ use std::{
 };
 
 use harness::LaunchContext;
-use record::{Disposition, Fault, Lineage, Rollout, RolloutId, RolloutSpec, StageSeconds, Verdict};
+use record::{Disposition, Fault, Rollout, RolloutId, RolloutSpec, StageSeconds, Verdict};
 use sandbox::{Exec, File, Limits, Output, Provider, Sandbox, SandboxError, Spec};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     classify::{self, Broken, HarnessEnd},
     job::{self, ATTEMPTS_MAX, Job},
+    lineage,
     ports::{Capture, Judge, JudgeError, OpenSession, Session, Store},
     settings::Settings,
 };
@@ -76,6 +77,7 @@ impl Runner {
                 && number + 1 < ATTEMPTS_MAX
                 && job::attempt(&job.spec, number + 1).is_ok();
             let mut rollout = self.begin(job, spec);
+            rollout.lineage.retries = number;
             rollout.seconds.queue = queue_s;
             watch(number, &rollout, false);
             let (disposition, again) = self.attempt(job, &mut rollout, cancel).await;
@@ -87,15 +89,19 @@ impl Runner {
             };
             rollout.finished_ms = Some(now_ms());
             rollout.disposition = Some(disposition);
-            if let Err(reason) = self.store.put(rollout.clone()).await {
-                tracing::error!(rollout = %rollout.spec.id, %reason, "the end of a rollout could not be recorded");
-                rollout.verdict = None;
-                rollout.disposition = Some(Disposition::Discard {
-                    fault: Fault::GatewayFailed,
-                    reason: format!("its end could not be recorded: {reason}"),
-                });
-                watch(number, &rollout, false);
-                return rollout;
+            rollout.lineage.policy_end = Some(self.capture.policy());
+            match self.store.close(rollout.clone()).await {
+                Ok(recorded) => rollout = recorded,
+                Err(reason) => {
+                    tracing::error!(rollout = %rollout.spec.id, %reason, "the end of a rollout could not be recorded");
+                    rollout.verdict = None;
+                    rollout.disposition = Some(Disposition::Discard {
+                        fault: Fault::GatewayFailed,
+                        reason: format!("its end could not be recorded: {reason}"),
+                    });
+                    watch(number, &rollout, false);
+                    return rollout;
+                }
             }
             watch(number, &rollout, superseded);
             if !superseded {
@@ -149,13 +155,7 @@ impl Runner {
     fn begin(&self, job: &Job, spec: RolloutSpec) -> Rollout {
         Rollout {
             spec,
-            lineage: Lineage {
-                espalier: self.settings.espalier.clone(),
-                harness_version: job.installed.version(),
-                task_digest: job.task.digest.clone(),
-                codec_digest: self.settings.codec_digest.clone(),
-                policy: self.capture.policy(),
-            },
+            lineage: lineage::at_start(job, &self.settings, self.capture.policy()),
             started_ms: now_ms(),
             finished_ms: None,
             harness_exit: None,
@@ -244,6 +244,11 @@ impl Runner {
         let started = Instant::now();
         let created = self.create(job, &id, &session, place).await;
         rollout.seconds.create = started.elapsed().as_secs_f64();
+        if let Some(sandbox) = &place.sandbox {
+            let image = sandbox.image();
+            rollout.lineage.sandbox = image.kind;
+            rollout.lineage.image_digest = image.digest;
+        }
         let exec = created?;
         let sandbox = place.sandbox.as_deref().ok_or_else(|| {
             (

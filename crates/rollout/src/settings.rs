@@ -81,6 +81,8 @@ pub struct Settings {
     pub espalier: String,
     /// Digest of tokenizer and template, for the record.
     pub codec_digest: String,
+    /// The rule by which the run trains, for the summary of each rollout.
+    pub selection: tree::Selection,
 }
 
 impl Settings {
@@ -100,6 +102,7 @@ impl Settings {
             gateway_port: 8080,
             espalier: env!("CARGO_PKG_VERSION").into(),
             codec_digest: String::new(),
+            selection: tree::Selection::default(),
         }
     }
 }

@@ -6,14 +6,17 @@ use async_trait::async_trait;
 use engine::Engine;
 use gateway::{Gateway, Open, Status};
 use ledger::Ledger;
-use record::{AttemptOutcome, CallId, Fault, PolicyVersion, Rollout, RolloutId, Verdict};
+use record::{AttemptOutcome, CallId, Fault, Lineage, PolicyVersion, Rollout, RolloutId, Verdict};
 use sandbox::{Provider, Sandbox};
 use task::{Payload, Task};
+use tree::Selection;
 
 use crate::{
+    lineage,
     ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
     runner::Runner,
     settings::Settings,
+    summary::Summary,
 };
 
 impl Runner {
@@ -36,7 +39,10 @@ impl Runner {
             judge: Arc::new(RealJudge {
                 ledger: ledger.clone(),
             }),
-            store: Arc::new(RealStore { ledger }),
+            store: Arc::new(RealStore {
+                ledger,
+                selection: settings.selection.clone(),
+            }),
             settings: Arc::new(settings),
         }
     }
@@ -157,6 +163,7 @@ impl Capture for RealCapture {
 #[derive(Debug)]
 struct RealStore {
     ledger: Ledger,
+    selection: Selection,
 }
 
 #[async_trait]
@@ -166,6 +173,37 @@ impl Store for RealStore {
             .put_rollout(rollout)
             .await
             .map_err(|error| error.to_string())
+    }
+
+    async fn close(&self, mut rollout: Rollout) -> Result<Rollout, String> {
+        let (ledger, id) = (self.ledger.clone(), rollout.spec.id.clone());
+        let selection = self.selection.clone();
+        let found = tokio::task::spawn_blocking(move || {
+            let calls = ledger.calls(&id)?;
+            let summary = Summary::of(&calls, &selection);
+            let mut lineage = Lineage::default();
+            lineage::at_end(&mut lineage, &calls);
+            Ok::<_, ledger::LedgerError>((lineage, summary))
+        })
+        .await
+        .map_err(|error| error.to_string())?;
+        match found {
+            Ok((seen, summary)) => {
+                rollout.lineage.tools_digests = seen.tools_digests;
+                rollout.lineage.policies = seen.policies;
+                self.put(rollout.clone()).await?;
+                self.ledger
+                    .put_summary(&rollout.spec.id, &summary)
+                    .await
+                    .map_err(|error| error.to_string())?;
+            }
+            // What became of the rollout counts more than what its calls come to.
+            Err(error) => {
+                tracing::warn!(rollout = %rollout.spec.id, %error, "its calls cannot be summed up");
+                self.put(rollout.clone()).await?;
+            }
+        }
+        Ok(rollout)
     }
 
     async fn get(&self, id: &RolloutId) -> Result<Option<Rollout>, String> {

@@ -55,6 +55,14 @@ async fn all_worth_one(harness: &str, count: usize, concurrency: usize) {
             world.ledger.rollout(&rollout.spec.id).unwrap().as_ref(),
             Some(rollout)
         );
+        // Enough to run it again, and to tell why another run differs.
+        assert_eq!(rollout.lineage.missing(), Vec::<&str>::new());
+        assert_eq!(rollout.lineage.sandbox, "local");
+        assert_eq!(rollout.lineage.reward_source, "code");
+        assert_eq!(rollout.lineage.task_digest, task.digest);
+        assert_eq!(rollout.lineage.policies, [0]);
+        let sampling = rollout.lineage.sampling.as_ref().unwrap();
+        assert_eq!(sampling.seed, rollout.spec.seed);
         // One call per step of the solution and one for the last words; each delivered, and each
         // the exact continuation of the one before (I2).
         let calls = world.ledger.calls(&rollout.spec.id).unwrap();
@@ -78,6 +86,17 @@ async fn all_worth_one(harness: &str, count: usize, concurrency: usize) {
                 call.id
             );
         }
+    }
+    // What the calls of each come to was written down when it ended.
+    let summaries = world.ledger.summaries::<rollout::Summary>().unwrap();
+    for rollout in result.ended() {
+        let id = &rollout.spec.id;
+        let calls = world.ledger.calls(id).unwrap();
+        let fresh = rollout::Summary::of(&calls, &tree::Selection::default());
+        assert_eq!(summaries[id.as_str()], fresh, "{id}");
+        assert_eq!(fresh.calls.calls, rollout.calls);
+        assert_eq!(fresh.calls.exact, rollout.calls - 1);
+        assert_eq!(fresh.tokens.retained, fresh.tokens.generated);
     }
     world.close().await;
 }

@@ -5,12 +5,32 @@ use std::{
     io::{self, Write},
     os::fd::AsRawFd,
     path::PathBuf,
+    sync::LazyLock,
 };
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use sha2::{Digest, Sha256};
 
 /// The program's bytes.
 pub(crate) const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest"));
+
+/// SHA-256 over the guest and the release of the system whose folders sandboxes show, in
+/// hexadecimal.
+pub(crate) fn image_digest() -> &'static str {
+    static DIGEST: LazyLock<String> = LazyLock::new(|| {
+        let release = std::fs::read("/etc/os-release").unwrap_or_default();
+        let mut hash = Sha256::new();
+        for part in [BYTES, &release] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hash.finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    });
+    &DIGEST
+}
 
 /// A copy of the guest in memory; it can be started while this lives.
 #[derive(Debug)]

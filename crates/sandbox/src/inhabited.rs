@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    Chunk, Entry, Exec, Exit, File, Output, ReadLimits, Sandbox, SandboxError, Snapshot, Spec,
+    Chunk, Entry, Exec, Exit, File, Image, Output, ReadLimits, Sandbox, SandboxError, Snapshot, Spec,
     stream::{Answer, Broken, Stream},
 };
 
@@ -55,6 +55,9 @@ pub(crate) trait Shell: Send + Sync + std::fmt::Debug + 'static {
     fn memory_peak_bytes(&self) -> Option<u64> {
         None
     }
+
+    /// What it was made of.
+    fn image(&self) -> Image;
 
     /// Ends it; returns when nothing is left.
     async fn destroy(self: Box<Self>);
@@ -243,6 +246,10 @@ impl Inhabited {
 impl Sandbox for Inhabited {
     fn memory_peak_bytes(&self) -> Option<u64> {
         self.shell.memory_peak_bytes()
+    }
+
+    fn image(&self) -> Image {
+        self.shell.image()
     }
 
     async fn exec(&self, exec: Exec) -> Result<Output, SandboxError> {

@@ -95,6 +95,16 @@ pub struct Mount {
     pub target: PathBuf,
 }
 
+/// What a sandbox was made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Image {
+    /// Kind of the sandbox, e.g. `local`.
+    pub kind: String,
+    /// SHA-256 over what is the same in all sandboxes of this image: for containers the image's,
+    /// for kind `local` over the guest and the release of the system whose folders it shows.
+    pub digest: String,
+}
+
 /// What to make. All but the name has a default.
 #[derive(Debug, Clone)]
 pub struct Spec {
@@ -457,6 +467,11 @@ pub trait Sandbox: Send + Sync + std::fmt::Debug {
     /// pages of read-only files that it was the first to touch. `None` where nobody counts.
     fn memory_peak_bytes(&self) -> Option<u64> {
         None
+    }
+
+    /// What it was made of, for the record. Kinds that cannot tell say nothing.
+    fn image(&self) -> Image {
+        Image::default()
     }
 
     /// Ends all processes and removes everything; returns when nothing is left.

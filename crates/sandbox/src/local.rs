@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::{
-    Provider, RefusalCause, Sandbox, SandboxError, Spec,
+    Image, Provider, RefusalCause, Sandbox, SandboxError, Spec, guest_binary,
     inhabited::{Inhabited, Shell},
     stream::{Stream, StreamSettings},
     warden::{Made, Warden},
@@ -215,6 +215,13 @@ impl Shell for Made {
             .iter()
             .find_map(|name| std::fs::read_to_string(group.join(name)).ok())
             .and_then(|text| text.trim().parse().ok())
+    }
+
+    fn image(&self) -> Image {
+        Image {
+            kind: "local".to_owned(),
+            digest: guest_binary::image_digest().to_owned(),
+        }
     }
 
     async fn destroy(self: Box<Self>) {

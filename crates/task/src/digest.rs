@@ -65,6 +65,28 @@ impl Feed {
         self.value(&value);
     }
 
+    fn verifier(&mut self, task: &Task) {
+        let verifier = &task.verifier;
+        self.files(&verifier.files);
+        self.path(&verifier.folder);
+        self.count(verifier.argv.len());
+        for argument in &verifier.argv {
+            self.text(argument);
+        }
+        self.count(usize::from(verifier.cwd.is_some()));
+        if let Some(cwd) = &verifier.cwd {
+            self.path(cwd);
+        }
+        self.0.update(verifier.timeout_s.to_le_bytes());
+        self.text(match verifier.contract {
+            Contract::LastLine => "last-line",
+            Contract::LastLineOrZero => "last-line-or-zero",
+            Contract::RewardFile => "reward-file",
+            Contract::OfficeAnswer => "office-answer",
+            Contract::None => "none",
+        });
+    }
+
     fn step(&mut self, step: &Step) {
         match step {
             Step::Bash(command) => {
@@ -94,6 +116,17 @@ impl Feed {
     }
 }
 
+/// Digest of all that scores a task, lower-case hexadecimal: the verifier and the grading.
+#[must_use]
+pub fn verifier_digest(task: &Task) -> String {
+    let mut feed = Feed(Sha256::new());
+    feed.text("verifier");
+    feed.verifier(task);
+    feed.said(&(task.verifier.payload, &task.verifier.env));
+    feed.said(&task.grading);
+    hex::encode(feed.0.finalize())
+}
+
 /// Digest of a task, lower-case hexadecimal. The task's own `digest` field is not part of it.
 #[must_use]
 pub fn digest(task: &Task) -> String {
@@ -105,25 +138,7 @@ pub fn digest(task: &Task) -> String {
     feed.files(&task.files);
     feed.path(&task.workspace);
     feed.path(&task.home);
-    let verifier = &task.verifier;
-    feed.files(&verifier.files);
-    feed.path(&verifier.folder);
-    feed.count(verifier.argv.len());
-    for argument in &verifier.argv {
-        feed.text(argument);
-    }
-    feed.count(usize::from(verifier.cwd.is_some()));
-    if let Some(cwd) = &verifier.cwd {
-        feed.path(cwd);
-    }
-    feed.0.update(verifier.timeout_s.to_le_bytes());
-    feed.text(match verifier.contract {
-        Contract::LastLine => "last-line",
-        Contract::LastLineOrZero => "last-line-or-zero",
-        Contract::RewardFile => "reward-file",
-        Contract::OfficeAnswer => "office-answer",
-        Contract::None => "none",
-    });
+    feed.verifier(task);
     feed.count(task.solution.len());
     for step in &task.solution {
         feed.step(step);
@@ -133,6 +148,7 @@ pub fn digest(task: &Task) -> String {
         feed.text(key);
         feed.value(value);
     }
+    let verifier = &task.verifier;
     // What came later than "task 1" is fed only where it says something, so that older tasks keep
     // their digests. The words keep the parts apart.
     if verifier.payload != Payload::None || !verifier.env.is_empty() {

@@ -55,7 +55,7 @@ mod terminal_bench;
 mod toml_file;
 mod tree;
 
-pub use digest::digest;
+pub use digest::{digest, verifier_digest};
 pub use environment::{
     Environment, HealthCheck, McpServer, McpTransport, Needs, Network, Requirement, Service, Stage,
 };

@@ -5,7 +5,7 @@
 //! `max_tokens`, session metadata, features of the provider that a client gives up after a
 //! refusal) and in cache marks. None of these count.
 
-use record::Dialect;
+use record::{Call, Dialect, ToolSpec};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -37,6 +37,37 @@ pub fn digest(dialect: Dialect, body: &Value) -> String {
     let mut text = format!("{dialect:?}\n");
     write(body, true, &mut text);
     hex::encode(Sha256::digest(text.as_bytes()))
+}
+
+/// SHA-256, hexadecimal, over tools as the model is told of them: in order, keys of schemas sorted.
+#[must_use]
+pub fn tools(tools: &[ToolSpec]) -> String {
+    let mut text = String::new();
+    for tool in tools {
+        let words = [tool.name.as_str(), tool.description.as_str()];
+        let parts = [Value::from(words.to_vec()), tool.parameters.clone()];
+        write(&Value::from(parts.to_vec()), false, &mut text);
+    }
+    hex::encode(Sha256::digest(text.as_bytes()))
+}
+
+/// [`tools`] of all calls: each set once, in order of appearance.
+#[must_use]
+pub fn tools_of_calls(calls: &[Call]) -> Vec<String> {
+    let mut sets: Vec<&[ToolSpec]> = Vec::new();
+    for call in calls {
+        let set = call.conversation.tools.as_slice();
+        if !sets.contains(&set) {
+            sets.push(set);
+        }
+    }
+    let mut digests: Vec<String> = Vec::new();
+    for digest in sets.into_iter().map(tools) {
+        if !digests.contains(&digest) {
+            digests.push(digest);
+        }
+    }
+    digests
 }
 
 fn write(value: &Value, top: bool, out: &mut String) {
@@ -89,6 +120,29 @@ mod tests {
             digest(Dialect::Chat, &first),
             digest(Dialect::Chat, &second)
         );
+    }
+
+    #[test]
+    fn tools_differ_by_what_the_model_is_told() {
+        let tool = |name: &str, parameters| ToolSpec {
+            name: name.into(),
+            description: "does".into(),
+            parameters,
+        };
+        let one = tools(&[tool("a", json!({"x": 1, "y": 2}))]);
+        assert_eq!(one, tools(&[tool("a", json!({"y": 2, "x": 1}))]));
+        let both = [tool("a", json!({})), tool("b", json!({}))];
+        let turned = [both[1].clone(), both[0].clone()];
+        let others = [
+            tools(&[]),
+            tools(&[tool("a", json!({"x": 1, "y": 3}))]),
+            tools(&both),
+            tools(&turned),
+        ];
+        for (at, other) in others.iter().enumerate() {
+            assert_ne!(*other, one);
+            assert!(!others[..at].contains(other), "{at}");
+        }
     }
 
     #[test]

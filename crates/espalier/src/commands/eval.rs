@@ -57,8 +57,8 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let weights = Arc::new(policy::load_weights(&recipe.policy.folder, &codec)?);
     let tasks = teacher::load_tasks(&recipe.tasks.held_out, Split::HeldOut)?;
     let dir = RunDir::create(&arguments.out, &recipe)?;
-    let ledger =
-        Ledger::create(&dir.path).map_err(|error| CliError::failed("the run's ledger", error))?;
+    let ledger = Ledger::create_with(&dir.path, recipe.ledger_options()?)
+        .map_err(|error| CliError::failed("the run's ledger", error))?;
     let engine = policy::start_engine(&recipe.policy, &codec, weights, 0)?;
     let lab = Lab::open(&recipe, &dir, ledger, codec, engine).await?;
     let evaluation = score::evaluate(&lab, &recipe, &tasks, "eval", 0, &display, &cancel).await;

@@ -4,6 +4,7 @@ pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod harness;
 pub(crate) mod inspect;
+pub(crate) mod ledger;
 pub(crate) mod policy;
 pub(crate) mod rollout;
 pub(crate) mod serve;

@@ -69,8 +69,8 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         policy::start_engine(&recipe.policy, &codec, weights, 0)?
     };
     let dir = RunDir::create(&arguments.out, &recipe)?;
-    let ledger =
-        Ledger::create(&dir.path).map_err(|error| CliError::failed("the run's ledger", error))?;
+    let ledger = Ledger::create_with(&dir.path, recipe.ledger_options()?)
+        .map_err(|error| CliError::failed("the run's ledger", error))?;
     let lab = Lab::open(&recipe, &dir, ledger, codec, engine).await?;
     let plan = Plan {
         split: "rollout",

@@ -17,7 +17,13 @@ use gateway::{Admin, Gateway, Listen, LocalAddr};
 use ledger::Ledger;
 use record::{Disposition, Fault};
 
-use crate::{display::Display, error::CliError, policy, recipe::PolicySource, teacher};
+use crate::{
+    display::Display,
+    error::CliError,
+    policy,
+    recipe::{self, PolicySource},
+    teacher,
+};
 
 /// How long calls in flight may take to end after Ctrl-C.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -55,6 +61,9 @@ pub(crate) struct Arguments {
     /// counts when it is lower.
     #[arg(long, value_name = "TOKENS", default_value_t = teacher::CONTEXT_TOKENS_MAX)]
     context_tokens: u32,
+    /// Rules for what must not be written down: a TOML file with the keys of a recipe's [redact].
+    #[arg(long, value_name = "FILE")]
+    redact: Option<PathBuf>,
     /// Threads of the embedded engine.
     #[arg(long, default_value_t = 2)]
     threads: usize,
@@ -159,7 +168,12 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     };
     let codec = policy::load_codec(folder)?;
     let engine = kind.start(&codec, &arguments).await?;
-    let ledger = Ledger::create(&arguments.run)
+    let rules = match &arguments.redact {
+        Some(file) => recipe::load_redaction(file)?,
+        None => ledger::RedactionSettings::default(),
+    };
+    let options = recipe::ledger_options(&rules, "--redact")?;
+    let ledger = Ledger::create_with(&arguments.run, options)
         .map_err(|error| CliError::failed(format!("run {}", arguments.run.display()), error))?;
     let token = match std::env::var(TOKEN_VARIABLE) {
         Ok(token) => token,

@@ -216,8 +216,8 @@ async fn capture(
     cancel: &tokio_util::sync::CancellationToken,
 ) -> Result<Ledger, CliError> {
     let tasks = teacher::load_tasks(&recipe.sft.tasks, Split::Train)?;
-    let ledger =
-        Ledger::create(&dir.path).map_err(|error| CliError::failed("the run's ledger", error))?;
+    let ledger = Ledger::create_with(&dir.path, recipe.ledger_options()?)
+        .map_err(|error| CliError::failed("the run's ledger", error))?;
     let engine = teacher::engine(
         &tasks,
         &recipe.harnesses,

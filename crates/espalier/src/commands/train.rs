@@ -67,7 +67,7 @@ fn start(arguments: Arguments) -> Result<Start, CliError> {
     if let Some(path) = &arguments.resume {
         let (dir, mut recipe) = RunDir::resume(path)?;
         recipe.train.steps = arguments.steps.unwrap_or(recipe.train.steps);
-        let ledger = opened(Ledger::open(&dir.path))?;
+        let ledger = opened(Ledger::open_with(&dir.path, recipe.ledger_options()?))?;
         let checkpoint = dir.newest_checkpoint();
         return Ok(Start {
             recipe,
@@ -98,7 +98,7 @@ fn start(arguments: Arguments) -> Result<Start, CliError> {
     let codec = policy::load_codec(&recipe.policy.folder)?;
     policy::load_weights(&recipe.policy.folder, &codec)?;
     let dir = RunDir::create(&out, &recipe)?;
-    let ledger = opened(Ledger::create(&dir.path))?;
+    let ledger = opened(Ledger::create_with(&dir.path, recipe.ledger_options()?))?;
     Ok(Start {
         recipe,
         dir,

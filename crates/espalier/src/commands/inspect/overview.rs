@@ -1,86 +1,143 @@
-//! The whole run: what became of its rollouts, how well they did, what forks cost.
+//! The whole run: what became of its rollouts, how well they did, what was kept and lost, what
+//! forks cost, where the time went. Made of the rollouts' records and summaries; calls are not
+//! read here.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    path::Path,
-};
+use std::collections::{BTreeMap, HashSet};
 
-use record::{Call, Disposition, Rollout};
+use record::{Disposition, Rollout, StageSeconds};
+use rollout::Summary;
 use serde::Serialize;
-use tree::{Selection, Tree, select};
 
-use super::rollout::reason_name;
-use crate::text::{count, short, table};
+use crate::text::short;
 
-/// Rollouts named as worth a look.
-const ATTENTION_MAX: usize = 5;
+/// Rollouts named as worst in each respect.
+const WORST_MAX: usize = 3;
+/// Rollouts named because of a fault.
+const FAULTS_MAX: usize = 5;
 
 /// Rollouts of one split, step and harness.
 #[derive(Debug, Default, Serialize)]
-struct Row {
-    rollouts: u64,
+pub(super) struct Row {
+    pub(super) rollouts: u64,
     /// Rollouts that count.
-    voted: u64,
+    pub(super) voted: u64,
     /// Of these, with the full reward.
-    passed: u64,
-    reward_sum: f64,
-    calls: u64,
+    pub(super) passed: u64,
+    pub(super) reward_sum: f64,
+    pub(super) calls: u64,
 }
 
 #[derive(Debug, Default, Serialize)]
-struct Tokens {
+pub(super) struct Tokens {
     /// Prompts and replies of all calls.
-    captured: u64,
+    pub(super) captured: u64,
     /// Stored once in the trees.
-    unique: u64,
-    generated: u64,
+    pub(super) unique: u64,
+    pub(super) generated: u64,
     /// Went into the loss: kept branches of training rollouts whose group had a difference.
-    trained: u64,
+    pub(super) trained: u64,
     /// Generated, but context for want of log-probabilities.
-    without_logprobs: u64,
+    pub(super) without_logprobs: u64,
+}
+
+/// Trainable tokens of one harness.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Retained {
+    pub(super) rollouts: u64,
+    pub(super) trainable: u64,
+    /// On kept branches of rollouts that train.
+    pub(super) retained: u64,
+    /// On branches that the rule drops, by reason.
+    pub(super) dropped: BTreeMap<String, u64>,
+    /// Of rollouts that do not train, by disposition.
+    pub(super) out: BTreeMap<&'static str, u64>,
 }
 
 #[derive(Debug, Default, Serialize)]
-struct ForkCost {
-    forks: u64,
+pub(super) struct ForkCost {
+    pub(super) forks: u64,
     /// Prompt tokens that had to be computed again.
-    tokens_again: u64,
+    pub(super) tokens_again: u64,
     /// The most expensive one: rollout, call, evidence.
-    example: String,
+    pub(super) example: String,
     #[serde(skip)]
-    example_tokens: usize,
+    example_tokens: u64,
 }
 
+/// How calls repeat and carry on each other.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct CallCounts {
+    pub(super) attempts: u64,
+    /// Attempts that brought nothing new.
+    pub(super) duplicates: u64,
+    /// Calls that carry on an earlier one, and how many of them token by token.
+    pub(super) continued: u64,
+    pub(super) exact: u64,
+    pub(super) parse_failed: u64,
+    pub(super) classes: BTreeMap<String, u64>,
+}
+
+/// Seconds of one stage over all rollouts that ended.
 #[derive(Debug, Serialize)]
-struct Attention {
-    rollout: String,
-    why: String,
+pub(super) struct Stage {
+    pub(super) stage: &'static str,
+    pub(super) p50_s: f64,
+    pub(super) p95_s: f64,
+    pub(super) max_s: f64,
+    pub(super) sum_s: f64,
+}
+
+/// A rollout worth a look.
+#[derive(Debug, Serialize)]
+pub(super) struct Worst {
+    pub(super) rollout: String,
+    pub(super) why: String,
 }
 
 /// What is known of a run.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Overview {
-    rollouts: u64,
-    running: u64,
-    calls: u64,
-    dispositions: BTreeMap<&'static str, u64>,
-    faults: BTreeMap<String, u64>,
+    pub(super) rollouts: u64,
+    pub(super) running: u64,
+    pub(super) dispositions: BTreeMap<&'static str, u64>,
+    pub(super) faults: BTreeMap<String, u64>,
     /// Rollouts that were cut short or masked, by reason.
-    reasons: BTreeMap<String, u64>,
+    pub(super) reasons: BTreeMap<String, u64>,
     /// By split, step and harness.
     #[serde(serialize_with = "as_list")]
-    results: BTreeMap<(String, u64, String), Row>,
-    tokens: Tokens,
-    forks: BTreeMap<&'static str, ForkCost>,
-    /// Trainable tokens that are not trained, by reason.
-    tokens_dropped: BTreeMap<String, u64>,
-    over_branched: u64,
+    pub(super) results: BTreeMap<(String, u64, String), Row>,
+    pub(super) tokens: Tokens,
+    /// By harness.
+    pub(super) retained: BTreeMap<String, Retained>,
+    pub(super) forks: BTreeMap<String, ForkCost>,
+    pub(super) calls: u64,
+    pub(super) call_counts: CallCounts,
+    /// Generated tokens by how many versions their weights were older than those in force when
+    /// their rollout ended.
+    pub(super) stale: BTreeMap<u64, u64>,
+    /// Slowest first.
+    pub(super) stages: Vec<Stage>,
+    pub(super) over_branched: u64,
     /// Rollouts whose tree could not be built, with the error.
-    unreadable: BTreeMap<String, String>,
-    attention: Vec<Attention>,
+    pub(super) unreadable: BTreeMap<String, String>,
+    pub(super) worst: Vec<Worst>,
+    #[serde(skip)]
+    scores: Vec<Score>,
     /// Groups whose rewards differ.
     #[serde(skip)]
     groups_with_difference: HashSet<String>,
+}
+
+/// In what a rollout may be the worst.
+#[derive(Debug)]
+struct Score {
+    rollout: String,
+    tokens_lost: u64,
+    trainable: u64,
+    tokens_again: u64,
+    forks: u64,
+    seconds: f64,
+    harness_s: f64,
 }
 
 fn as_list<S: serde::Serializer>(
@@ -92,46 +149,73 @@ fn as_list<S: serde::Serializer>(
     }))
 }
 
+fn add<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K, number: u64) {
+    *counts.entry(key).or_default() += number;
+}
+
 impl Overview {
-    /// An empty overview; looks at all rollouts only for the differences within groups.
-    pub(super) fn new(rollouts: &[Rollout]) -> Self {
+    /// Looks at a run: each rollout with what its calls come to.
+    pub(super) fn of<'a>(run: impl Iterator<Item = (&'a Rollout, &'a Summary)> + Clone) -> Self {
         let mut rewards: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        for rollout in rollouts.iter().filter(|rollout| voted(rollout)) {
+        for (rollout, _) in run.clone().filter(|(rollout, _)| voted(rollout)) {
             let reward = rollout.verdict.as_ref().map(|verdict| verdict.reward);
-            rewards
-                .entry(rollout.spec.group.as_str())
-                .or_default()
-                .extend(reward);
+            let group = rewards.entry(rollout.spec.group.as_str()).or_default();
+            group.extend(reward);
         }
         let differing = rewards
             .into_iter()
             .filter(|(_, rewards)| rewards.windows(2).any(|pair| pair[0] != pair[1]))
             .map(|(group, _)| group.to_owned());
-        Self {
+        let mut overview = Self {
             groups_with_difference: differing.collect(),
             ..Self::default()
+        };
+        let mut ended = Vec::new();
+        for (rollout, summary) in run {
+            overview.add(rollout, summary);
+            if rollout.disposition.is_some() {
+                ended.push(rollout.seconds);
+            }
         }
+        overview.stages = stages(&ended);
+        overview.name_worst();
+        overview
     }
 
-    /// Counts a rollout in.
-    pub(super) fn add(&mut self, rollout: &Rollout, calls: &[Call], selection: &Selection) {
+    fn add(&mut self, rollout: &Rollout, summary: &Summary) {
         let id = rollout.spec.id.as_str();
         self.rollouts += 1;
-        self.calls += calls.len() as u64;
         match &rollout.disposition {
             None => self.running += 1,
             Some(disposition) => {
-                *self.dispositions.entry(disposition.name()).or_default() += 1;
+                add(&mut self.dispositions, disposition.name(), 1);
                 self.note_fault(id, disposition);
             }
         }
-        self.note_result(rollout, calls.len() as u64);
-        match Tree::build(calls) {
-            Ok(tree) => self.note_tree(rollout, &tree, selection),
-            Err(error) => {
-                self.unreadable.insert(id.to_owned(), error.to_string());
-            }
+        self.note_result(rollout, u64::from(summary.calls.calls));
+        self.note_calls(summary);
+        self.note_tokens(rollout, summary);
+        self.note_forks(id, summary);
+        let newest = rollout.lineage.policy_end.unwrap_or_else(|| {
+            let versions = summary.tokens_by_policy.keys().last();
+            versions.copied().unwrap_or(rollout.lineage.policy)
+        });
+        for (version, tokens) in &summary.tokens_by_policy {
+            add(&mut self.stale, newest.saturating_sub(*version), *tokens);
         }
+        if let Some(error) = &summary.unreadable {
+            self.unreadable.insert(id.to_owned(), error.clone());
+        }
+        let seconds = &rollout.seconds;
+        self.scores.push(Score {
+            rollout: id.to_owned(),
+            tokens_lost: summary.tokens.dropped.values().sum(),
+            trainable: summary.trainable(),
+            tokens_again: summary.forks.values().map(|price| price.tokens_again).sum(),
+            forks: summary.forks.values().map(|price| price.forks).sum(),
+            seconds: all_stages(seconds).iter().skip(1).map(|(_, s)| s).sum(),
+            harness_s: seconds.harness,
+        });
     }
 
     fn note_fault(&mut self, id: &str, disposition: &Disposition) {
@@ -139,7 +223,7 @@ impl Overview {
             Disposition::Train => return,
             Disposition::Truncate { reason } | Disposition::Mask { reason } => {
                 let reason = format!("{}: {}", disposition.name(), short(reason, 60));
-                *self.reasons.entry(reason).or_default() += 1;
+                add(&mut self.reasons, reason, 1);
                 return;
             }
             Disposition::Retry { fault, reason } | Disposition::Discard { fault, reason } => {
@@ -147,17 +231,13 @@ impl Overview {
             }
         };
         let fault = fault_name(*fault);
-        self.attend(id, format!("{fault}: {}", short(reason, 100)));
-        *self.faults.entry(fault).or_default() += 1;
-    }
-
-    fn attend(&mut self, id: &str, why: String) {
-        if self.attention.len() < ATTENTION_MAX {
-            self.attention.push(Attention {
+        if self.worst.len() < FAULTS_MAX {
+            self.worst.push(Worst {
                 rollout: id.to_owned(),
-                why,
+                why: format!("{fault}: {}", short(reason, 100)),
             });
         }
+        add(&mut self.faults, fault, 1);
     }
 
     fn note_result(&mut self, rollout: &Rollout, calls: u64) {
@@ -179,174 +259,172 @@ impl Overview {
         }
     }
 
-    fn note_tree(&mut self, rollout: &Rollout, tree: &Tree, selection: &Selection) {
-        let id = rollout.spec.id.as_str();
-        let stats = tree.stats();
-        self.tokens.captured += stats.tokens_logical as u64;
-        self.tokens.unique += stats.tokens_unique as u64;
-        self.tokens.generated += stats.tokens_generated as u64;
-        self.tokens.without_logprobs += stats.tokens_without_logprobs as u64;
-        for fork in &tree.forks {
-            let cost = self.forks.entry(fork.cause.name()).or_default();
-            cost.forks += 1;
-            cost.tokens_again += fork.tokens_again as u64;
-            if cost.example.is_empty() || fork.tokens_again > cost.example_tokens {
-                cost.example_tokens = fork.tokens_again;
-                cost.example = format!("{id}#{}: {}", fork.call, short(&fork.evidence, 60));
-            }
+    fn note_calls(&mut self, summary: &Summary) {
+        let (all, own) = (&mut self.call_counts, &summary.calls);
+        self.calls += u64::from(own.calls);
+        for (sum, number) in [
+            (&mut all.attempts, own.attempts),
+            (&mut all.duplicates, own.duplicates),
+            (&mut all.continued, own.continued),
+            (&mut all.exact, own.exact),
+            (&mut all.parse_failed, own.parse_failed),
+        ] {
+            *sum += u64::from(number);
         }
-        let kept = select(tree, selection);
-        for dropped in &kept.dropped {
-            if dropped.tokens_trainable > 0 {
-                let tokens = self
-                    .tokens_dropped
-                    .entry(reason_name(dropped.reason))
-                    .or_default();
-                *tokens += dropped.tokens_trainable as u64;
-            }
+        for (class, calls) in &own.classes {
+            add(&mut all.classes, class.clone(), u64::from(*calls));
         }
-        if let Some(over) = kept.discarded {
-            self.over_branched += 1;
-            self.attend(id, over.to_string());
+    }
+
+    fn note_tokens(&mut self, rollout: &Rollout, summary: &Summary) {
+        let own = &summary.tokens;
+        self.tokens.captured += own.captured;
+        self.tokens.unique += own.unique;
+        self.tokens.generated += own.generated;
+        self.tokens.without_logprobs += own.without_logprobs;
+        self.over_branched += u64::from(summary.over_branched.is_some());
+        let of_harness = self
+            .retained
+            .entry(rollout.spec.harness.clone())
+            .or_default();
+        of_harness.rollouts += 1;
+        of_harness.trainable += summary.trainable();
+        let trains = rollout
+            .disposition
+            .as_ref()
+            .is_some_and(Disposition::trains);
+        if trains {
+            of_harness.retained += own.retained;
+            for (reason, tokens) in &own.dropped {
+                add(&mut of_harness.dropped, reason.clone(), *tokens);
+            }
+        } else if summary.trainable() > 0 {
+            let name = rollout
+                .disposition
+                .as_ref()
+                .map_or("running", Disposition::name);
+            add(&mut of_harness.out, name, summary.trainable());
         }
         let in_training = rollout
             .spec
             .labels
             .get("split")
             .is_some_and(|split| split == "train");
-        let trains = rollout
-            .disposition
-            .as_ref()
-            .is_some_and(Disposition::trains);
-        if in_training
-            && trains
-            && self
-                .groups_with_difference
-                .contains(rollout.spec.group.as_str())
-        {
-            self.tokens.trained += kept.tokens_trained as u64;
+        let differs = self
+            .groups_with_difference
+            .contains(rollout.spec.group.as_str());
+        if in_training && trains && differs {
+            self.tokens.trained += own.retained;
         }
     }
 
-    /// For a terminal.
-    pub(super) fn text(&self, run: &Path) -> String {
-        let run = run.display();
-        let running = match self.running {
-            0 => String::new(),
-            running => format!(" ({running} running)"),
+    fn note_forks(&mut self, id: &str, summary: &Summary) {
+        for (cause, price) in &summary.forks {
+            let cost = self.forks.entry(cause.clone()).or_default();
+            cost.forks += price.forks;
+            cost.tokens_again += price.tokens_again;
+            if cost.example.is_empty() || price.dearest_tokens > cost.example_tokens {
+                cost.example_tokens = price.dearest_tokens;
+                let evidence = short(&price.dearest_evidence, 60);
+                cost.example = format!("{id}#{}: {evidence}", price.dearest_call);
+            }
+        }
+    }
+
+    /// Names the rollouts that lost most, computed most again, and took longest.
+    fn name_worst(&mut self) {
+        let mut named = Vec::new();
+        let mut by = |weight: fn(&Score) -> f64, why: fn(&Score) -> String| {
+            let mut order: Vec<&Score> = self.scores.iter().filter(|s| weight(s) > 0.0).collect();
+            order.sort_by(|a, b| {
+                weight(b)
+                    .total_cmp(&weight(a))
+                    .then_with(|| a.rollout.cmp(&b.rollout))
+            });
+            named.extend(order.into_iter().take(WORST_MAX).map(|score| Worst {
+                rollout: score.rollout.clone(),
+                why: why(score),
+            }));
         };
-        let mut text = format!(
-            "{run}: {} rollouts{running}, {} calls\n",
-            self.rollouts, self.calls
+        by(
+            |score| score.tokens_lost as f64,
+            |score| {
+                let (lost, of) = (score.tokens_lost, score.trainable);
+                format!("{lost} of {of} trainable tokens are on dropped branches")
+            },
         );
-        let mut part = |part: String| {
-            text.push('\n');
-            text.push_str(&part);
-        };
-        let pairs = |counts: Vec<(String, u64)>| -> Vec<Vec<String>> {
-            counts
-                .into_iter()
-                .map(|(name, number)| vec![name, count(number)])
-                .collect()
-        };
-        let named = |(name, number): (&&str, &u64)| ((*name).to_owned(), *number);
-        part(table(
-            &["disposition", "rollouts"],
-            &pairs(self.dispositions.iter().map(named).collect()),
-        ));
-        let owned = |(name, number): (&String, &u64)| (name.clone(), *number);
-        if !self.faults.is_empty() {
-            part(table(
-                &["fault", "rollouts"],
-                &pairs(self.faults.iter().map(owned).collect()),
-            ));
-        }
-        if !self.reasons.is_empty() {
-            let rows = pairs(self.reasons.iter().map(owned).collect());
-            part(table(&["reason", "rollouts"], &rows));
-        }
-        part(self.results_text());
-        let tokens = [
-            ("captured", self.tokens.captured),
-            ("unique", self.tokens.unique),
-            ("generated", self.tokens.generated),
-            ("trained", self.tokens.trained),
-            ("without log-probabilities", self.tokens.without_logprobs),
-        ];
-        part(table(
-            &["tokens", ""],
-            &pairs(tokens.map(|(name, n)| (name.to_owned(), n)).into()),
-        ));
-        if !self.forks.is_empty() {
-            let rows: Vec<Vec<String>> = self
-                .forks
-                .iter()
-                .map(|(cause, cost)| {
-                    let (forks, again) = (cost.forks.to_string(), count(cost.tokens_again));
-                    vec![(*cause).to_owned(), forks, again, cost.example.clone()]
-                })
-                .collect();
-            part(table(
-                &["fork cause", "forks", "tokens again", "dearest"],
-                &rows,
-            ));
-        }
-        if !self.tokens_dropped.is_empty() {
-            let rows = pairs(self.tokens_dropped.iter().map(owned).collect());
-            part(table(&["not trained because", "tokens"], &rows));
-        }
-        if self.over_branched > 0 {
-            part(format!(
-                "{} rollouts are over-branched: nothing of them is trained\n",
-                self.over_branched
-            ));
-        }
-        for (id, error) in &self.unreadable {
-            part(format!("{id}: no tree: {error}\n"));
-        }
-        if !self.attention.is_empty() {
-            let rows: Vec<Vec<String>> = self
-                .attention
-                .iter()
-                .map(|attention| vec![attention.rollout.clone(), attention.why.clone()])
-                .collect();
-            part(table(&["worth a look", "why"], &rows));
-        }
-        part(format!("one rollout: espalier inspect {run} ROLLOUT\n"));
-        text
+        by(
+            |score| score.tokens_again as f64,
+            |score| {
+                format!(
+                    "{} tokens again in {} forks",
+                    score.tokens_again, score.forks
+                )
+            },
+        );
+        by(
+            |score| score.seconds,
+            |score| {
+                let (all, harness) = (score.seconds, score.harness_s);
+                format!("{all:.1} s, {harness:.1} s of it in the harness")
+            },
+        );
+        self.worst.extend(named);
     }
+}
 
-    fn results_text(&self) -> String {
-        let rows: Vec<Vec<String>> = self
-            .results
-            .iter()
-            .map(|((split, step, harness), row)| {
-                let voted = row.voted.max(1) as f64;
-                let or_dash = |text: String| if row.voted == 0 { "-".to_owned() } else { text };
-                vec![
-                    split.clone(),
-                    step.to_string(),
-                    harness.clone(),
-                    row.rollouts.to_string(),
-                    (row.rollouts - row.voted).to_string(),
-                    or_dash(format!("{:.1} %", 100.0 * row.passed as f64 / voted)),
-                    or_dash(format!("{:.3}", row.reward_sum / voted)),
-                    format!("{:.1}", row.calls as f64 / row.rollouts.max(1) as f64),
-                ]
-            })
-            .collect();
-        let header = [
-            "split",
-            "step",
-            "harness",
-            "rollouts",
-            "no vote",
-            "pass",
-            "reward",
-            "calls each",
-        ];
-        table(&header, &rows)
+fn all_stages(seconds: &StageSeconds) -> [(&'static str, f64); 6] {
+    let StageSeconds {
+        queue,
+        create,
+        harness,
+        settle,
+        verify,
+        destroy,
+    } = *seconds;
+    [
+        ("queue", queue),
+        ("create", create),
+        ("harness", harness),
+        ("settle", settle),
+        ("verify", verify),
+        ("destroy", destroy),
+    ]
+}
+
+/// The stages, slowest at 95 % first.
+fn stages(ended: &[StageSeconds]) -> Vec<Stage> {
+    if ended.is_empty() {
+        return Vec::new();
     }
+    let mut seconds: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
+    for rollout in ended {
+        for (stage, own) in all_stages(rollout) {
+            seconds.entry(stage).or_default().push(own);
+        }
+    }
+    let mut stages: Vec<Stage> = seconds
+        .into_iter()
+        .map(|(stage, mut seconds)| {
+            seconds.sort_by(f64::total_cmp);
+            Stage {
+                stage,
+                p50_s: at(&seconds, 0.5),
+                p95_s: at(&seconds, 0.95),
+                max_s: at(&seconds, 1.0),
+                sum_s: seconds.iter().sum(),
+            }
+        })
+        .collect();
+    stages.sort_by(|a, b| b.p95_s.total_cmp(&a.p95_s));
+    stages
+}
+
+/// The smallest of the sorted values that so large a part does not exceed.
+fn at(sorted: &[f64], part: f64) -> f64 {
+    let rank = (part * sorted.len() as f64).ceil() as usize;
+    let index = rank.max(1) - 1;
+    sorted.get(index).copied().unwrap_or(0.0)
 }
 
 fn voted(rollout: &Rollout) -> bool {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use ::rollout::summary::reason_name;
 use record::{Attempt, AttemptOutcome, Call, Disposition, FinishReason, Message, Role, Rollout};
 use serde::Serialize;
-use tree::{DropReason, Fork, Kept, Origin, Selection, Tree, TreeStats, select};
+use tree::{Fork, Kept, Origin, Selection, Tree, TreeStats, select};
 
-use super::overview::fault_name;
+use super::{lineage, overview::fault_name, speech::Speech};
 use crate::{
     error::CliError,
     text::{short, table},
@@ -44,8 +45,39 @@ struct NodeRow {
     what: String,
     /// What training does with it; empty for context of a kept branch.
     training: String,
+    /// Its text, when that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(skip)]
+    ids: Vec<u32>,
     #[serde(skip)]
     children: Vec<usize>,
+}
+
+/// One node with everything in it.
+#[derive(Debug, Serialize)]
+pub(super) struct NodeView {
+    rollout: String,
+    node: usize,
+    what: String,
+    training: String,
+    ids: Vec<u32>,
+    text: String,
+}
+
+impl NodeView {
+    /// For a terminal: nothing is cut, but control characters are escaped.
+    pub(super) fn text(&self) -> String {
+        let training = match self.training.as_str() {
+            "" => String::new(),
+            training => format!(" · {training}"),
+        };
+        let (tokens, text) = (self.ids.len(), lines(&self.text));
+        format!(
+            "{} node {}: {tokens} tokens, {}{training}\n\n{text}\n",
+            self.rollout, self.node, self.what
+        )
+    }
 }
 
 /// A rollout as it is shown.
@@ -93,6 +125,35 @@ impl<'a> View<'a> {
         })
     }
 
+    /// Decodes all nodes.
+    pub(super) fn decode(&mut self, speech: &Speech) {
+        for row in &mut self.nodes {
+            row.text = Some(speech.text(&row.ids));
+        }
+    }
+
+    /// One node.
+    pub(super) fn node(&mut self, node: usize, speech: &Speech) -> Result<NodeView, CliError> {
+        let nodes = self.nodes.len();
+        let Some(row) = self.nodes.get_mut(node) else {
+            return Err(CliError::usage(
+                format!("{} has no node {node}", self.rollout.spec.id),
+                match nodes.checked_sub(1) {
+                    Some(last) => format!("its nodes are 0 to {last}"),
+                    None => "it has no nodes: nothing was captured".to_owned(),
+                },
+            ));
+        };
+        Ok(NodeView {
+            rollout: self.rollout.spec.id.to_string(),
+            node,
+            what: std::mem::take(&mut row.what),
+            training: std::mem::take(&mut row.training),
+            text: speech.text(&row.ids),
+            ids: std::mem::take(&mut row.ids),
+        })
+    }
+
     /// For a terminal.
     pub(super) fn text(&self) -> String {
         let mut text = self.head();
@@ -101,6 +162,7 @@ impl<'a> View<'a> {
             self.tree_text(),
             self.conversation_text(),
             self.verdict_text(),
+            lineage::text(&self.rollout.lineage),
         ] {
             if !part.is_empty() {
                 text.push('\n');
@@ -250,7 +312,14 @@ impl<'a> View<'a> {
             } else {
                 format!(" · {}", row.training)
             };
-            text.push_str(&format!("{first}● {} {}{training}\n", row.tokens, row.what));
+            text.push_str(&format!(
+                "{first}● [{node}] {} {}{training}\n",
+                row.tokens, row.what
+            ));
+            if let Some(words) = &row.text {
+                let words = short(words, MESSAGE_CHARACTERS_MAX);
+                text.push_str(&format!("{rest}  {words}\n"));
+            }
             if let Some(fork) = self
                 .fork_at
                 .get(&node)
@@ -316,6 +385,18 @@ impl<'a> View<'a> {
         text.push_str(&output(&verdict.evidence));
         text
     }
+}
+
+/// A text with its line ends, all other control characters escaped.
+fn lines(text: &str) -> String {
+    let escaped = |c: char| -> String {
+        match c {
+            '\n' | '\t' => c.to_string(),
+            c if c.is_control() => c.escape_default().collect(),
+            c => c.to_string(),
+        }
+    };
+    text.chars().map(escaped).collect()
 }
 
 /// The last lines of a program's output, indented.
@@ -427,6 +508,8 @@ fn node_rows(tree: &Tree, kept: &Kept) -> Vec<NodeRow> {
                 tokens: node.tokens.len(),
                 what,
                 training: training(index, tree, kept),
+                text: None,
+                ids: node.tokens.clone(),
                 children: Vec::new(),
             }
         })
@@ -460,17 +543,6 @@ fn training(node: usize, tree: &Tree, kept: &Kept) -> String {
         return "context: no log-probabilities".to_owned();
     }
     String::new()
-}
-
-/// A reason in words.
-pub(super) fn reason_name(reason: DropReason) -> String {
-    match reason {
-        DropReason::DeadLeaf => "dead leaf".to_owned(),
-        DropReason::Auxiliary(class) => format!("auxiliary call ({})", class.name()),
-        DropReason::NotLongest => "another branch is longer".to_owned(),
-        DropReason::Superseded => "a later call went on from here".to_owned(),
-        DropReason::OverBranched => "over-branched".to_owned(),
-    }
 }
 
 /// The node where a fork is shown: the first on its call's path that earlier calls do not have,

@@ -39,6 +39,13 @@ fn rollout(
         lineage: Lineage {
             harness_version: "react 1 (0123456789ab)".into(),
             policy: 1,
+            policy_end: Some(2),
+            policies: vec![1],
+            retries: 1,
+            espalier: "0.1.0".into(),
+            task_digest: "0123456789abcdef".into(),
+            sampling: Some(Sampling::default()),
+            reward_source: "code".into(),
             ..Lineage::default()
         },
         started_ms: 1000 + sample,
@@ -258,50 +265,109 @@ async fn run_folder() -> tempfile::TempDir {
     folder
 }
 
+fn summed_up(calls: &[Call]) -> Summary {
+    Summary::of(calls, &Selection::default())
+}
+
 #[tokio::test]
 async fn a_run_in_short() {
     let folder = run_folder().await;
     let ledger = Ledger::open_read_only(folder.path()).unwrap();
     let rollouts = ledger.rollouts(&[]).unwrap();
-    let mut overview = overview::Overview::new(&rollouts);
-    for rollout in &rollouts {
-        let calls = ledger.calls(&rollout.spec.id).unwrap();
-        overview.add(rollout, &calls, &Selection::default());
-    }
-    insta::assert_snapshot!(overview.text(Path::new("runs/small")), @"
-    runs/small: 4 rollouts (1 running), 5 calls
+    let run: Vec<(Rollout, Summary)> = rollouts
+        .into_iter()
+        .map(|rollout| {
+            let calls = ledger.calls(&rollout.spec.id).unwrap();
+            (rollout, summed_up(&calls))
+        })
+        .collect();
+    let overview = overview::Overview::of(run.iter().map(|(rollout, summary)| (rollout, summary)));
+    insta::assert_snapshot!(overview.text(Path::new("runs/small")), @"");
+    let json = serde_json::to_string_pretty(&overview).unwrap();
+    insta::assert_snapshot!(json, @"");
+}
 
-    disposition  rollouts
-    discard             1
-    train               2
+#[tokio::test]
+async fn what_a_run_comes_to_is_written_down_when_nobody_else_has_it_open() {
+    let folder = run_folder().await;
+    let reader = Ledger::open_read_only(folder.path()).unwrap();
+    let rollouts = reader.rollouts(&[]).unwrap();
+    let (display, rule) = (Display::new(true), Selection::default());
+    let kept = || reader.summaries::<Summary>().unwrap();
+    let found = {
+        // Somebody writes: nothing is kept, and nothing fails.
+        let _writer = Ledger::open(folder.path()).unwrap();
+        let found = summaries(&display, folder.path(), &reader, &rollouts, &rule).await;
+        assert!(kept().is_empty());
+        found.unwrap()
+    };
+    assert_eq!(found.len(), 4);
+    let again = summaries(&display, folder.path(), &reader, &rollouts, &rule).await;
+    assert_eq!(again.unwrap(), found);
+    let mut names: Vec<String> = kept().into_keys().collect();
+    names.sort();
+    assert_eq!(
+        names,
+        ["k00", "k01", "k02"].map(|sample| format!("s0001-chores-move-react-{sample}")),
+        "the one that still runs is not kept"
+    );
+    // Another rule makes others.
+    let all = summaries(&display, folder.path(), &reader, &rollouts, &Selection::All).await;
+    let retained = |of: &HashMap<String, Summary>| of[&names[1]].tokens.retained;
+    assert_eq!((retained(&found), retained(&all.unwrap())), (4, 6));
+    assert!(
+        kept()
+            .values()
+            .all(|summary| summary.selection == Selection::All)
+    );
+}
 
-    fault         rollouts
-    sandbox_lost         1
+/// A byte-level tokenizer's worth of text is not needed: the ids are made up.
+fn speech() -> speech::Speech {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policy");
+    speech::Speech::of(policy_codec(&folder))
+}
 
-    split  step  harness  rollouts  no vote    pass  reward  calls each
-    train     1  react           4        2  50.0 %   0.500         1.2
+fn policy_codec(folder: &Path) -> std::sync::Arc<codec::Codec> {
+    crate::policy::load_codec(folder).unwrap()
+}
 
-    tokens
-    captured                   56
-    unique                     29
-    generated                  11
-    trained                     9
-    without log-probabilities   0
+#[tokio::test]
+async fn two_branches_at_the_token_where_they_part() {
+    let folder = run_folder().await;
+    let ledger = Ledger::open_read_only(folder.path()).unwrap();
+    let rollouts = ledger.rollouts(&[]).unwrap();
+    let found = find(&rollouts, "k01").unwrap();
+    let calls = ledger.calls(&found.spec.id).unwrap();
+    let diff = |left, right| diff::Diff::between(found, &calls, (left, right), &speech());
+    insta::assert_snapshot!(diff(0, 1).unwrap().text(), @"");
+    insta::assert_snapshot!(diff(1, 2).unwrap().text(), @"");
+    let json = serde_json::to_string_pretty(&diff(0, 2).unwrap()).unwrap();
+    insta::assert_snapshot!(json, @"");
+    let error = diff(0, 7).unwrap_err().to_string();
+    assert_eq!(error, "s0001-chores-move-react-k01 has no call 7");
+}
 
-    fork cause  forks  tokens again  dearest
-    retry           1             0  s0001-chores-move-react-k01#1: same request as call 0
-
-    not trained because  tokens
-    dead leaf                 2
-
-    worth a look                 why
-    s0001-chores-move-react-k02  sandbox_lost: sandbox s is gone: it ran out of memory
-
-    one rollout: espalier inspect runs/small ROLLOUT
-    ");
-    let json = serde_json::to_value(&overview).unwrap();
-    assert_eq!(json["tokens"]["trained"], 9);
-    assert_eq!(json["results"][0]["counts"]["passed"], 1);
+#[tokio::test]
+async fn nodes_are_decoded_on_demand() {
+    let folder = run_folder().await;
+    let ledger = Ledger::open_read_only(folder.path()).unwrap();
+    let rollouts = ledger.rollouts(&[]).unwrap();
+    let found = find(&rollouts, "k01").unwrap();
+    let calls = ledger.calls(&found.spec.id).unwrap();
+    let mut view = rollout::View::new(found, &calls, &Selection::default()).unwrap();
+    let plain = view.text();
+    view.decode(&speech());
+    let text = view.text();
+    let added: Vec<&str> = text
+        .lines()
+        .filter(|line| !plain.lines().any(|l| l == *line))
+        .collect();
+    insta::assert_snapshot!(added.join("\n"), @"");
+    let node = view.node(2, &speech()).unwrap();
+    insta::assert_snapshot!(node.text(), @"");
+    let error = view.node(5, &speech()).unwrap_err().to_string();
+    assert_eq!(error, "s0001-chores-move-react-k01 has no node 5");
 }
 
 #[tokio::test]
@@ -312,43 +378,13 @@ async fn a_rollout_with_a_retry() {
     let found = find(&rollouts, "k01").unwrap();
     let calls = ledger.calls(&found.spec.id).unwrap();
     let view = rollout::View::new(found, &calls, &Selection::default()).unwrap();
-    insta::assert_snapshot!(view.text(), @r#"
-    rollout      s0001-chores-move-react-k01
-    task         chores-move
-    group        s0001-chores-move-react
-    harness      react 1 (0123456789ab) (exit code 0)
-    policy       version 1
-    labels       sample=1 split=train step=1
-    disposition  train
-    seconds      queue 0.0  create 0.01  harness 1.5  settle 0.20  verify 0.03  destroy 0.01
-
-    call  class  segment  carries on  prompt  exact  reply  attempts  policy  end                class because
-       0  main         0           -       7      0      2         1       1  stop, client gone
-       1  main         0           -       7     10      3         1       1  stop
-       2  main         0           1      12     10      1         1       1  stop
-
-    tree: 5 nodes, 2 leaves; tokens: 32 captured, 15 unique, 6 generated, 4 trainable on kept branches
-    ● 7 context, prompt of calls 0, 1
-    ├─ ● 2 generated by call 0 · dropped: dead leaf, 2 trainable tokens lost
-    └─ ● 3 generated by call 1 · trained
-         fork of call 1 from call 0: retry, 0 tokens again: same request as call 0
-       ● 2 context, prompt of call 2
-       ● 1 generated by call 2 · trained
-
-    system     You work in a folder.
-    user       Move a.txt⏎to b.txt, please, and say when you are done.
-    assistant  → bash {"command":"mv a.txt b.txt"}
-    tool       ok
-    assistant  \u{1b}[31mDone.
-
-    reward 0 in 0.03 s
-      moved: 0
-      | b.txt is there
-      | 1
-    "#);
-    let json = serde_json::to_value(&view).unwrap();
-    assert_eq!(json["forks"][0]["cause"], "retry");
-    assert_eq!(json["kept"]["tokens_trained"], 4);
+    insta::assert_snapshot!(view.text(), @"");
+    let mut json = serde_json::to_value(&view).unwrap();
+    // The record as the ledger has it, and the messages of the last call.
+    for part in ["rollout", "conversation"] {
+        assert!(json.as_object_mut().unwrap().remove(part).is_some());
+    }
+    insta::assert_snapshot!(serde_json::to_string_pretty(&json).unwrap(), @"");
 }
 
 #[tokio::test]
@@ -358,20 +394,7 @@ async fn a_lost_rollout_without_calls() {
     let rollouts = ledger.rollouts(&[]).unwrap();
     let found = find(&rollouts, "s0001-chores-move-react-k02").unwrap();
     let view = rollout::View::new(found, &[], &Selection::default()).unwrap();
-    insta::assert_snapshot!(view.text(), @"
-    rollout      s0001-chores-move-react-k02
-    task         chores-move
-    group        s0001-chores-move-react
-    harness      react 1 (0123456789ab) (exit code none)
-    policy       version 1
-    labels       sample=2 split=train step=1
-    disposition  discard: sandbox_lost: sandbox s is gone: it ran out of memory
-    seconds      queue 0.0  create 0.01  harness 1.5  settle 0.20  verify 0.03  destroy 0.01
-
-    no calls were captured
-
-    no verdict
-    ");
+    insta::assert_snapshot!(view.text(), @"");
 }
 
 #[tokio::test]

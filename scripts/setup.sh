@@ -45,6 +45,11 @@ if [ "$need" = test ] || [ "${HARNESS:-}" = pi ]; then
     want node nodejs "harness pi"
     want npm npm "installs harness pi"
 fi
+if [ "$need" = test ] && has python3 && ! python3 -m pip --version >/dev/null 2>&1; then
+    say "missing: pip (installs what judges exports), in package python3-pip"
+    missing="$missing python3-pip"
+fi
+case " $missing " in *" python3-minimal "*) [ "$need" != test ] || missing="$missing python3-pip" ;; esac
 
 if [ -n "$missing" ]; then
     command="apt-get install --yes --no-install-recommends$missing"
@@ -82,6 +87,7 @@ if [ "$need" = test ]; then
         say "installing cargo-nextest $NEXTEST (found: ${found:-none}); built from source, some minutes"
         cargo install --quiet --locked cargo-nextest --version "=$NEXTEST"
     fi
+    sh "$(dirname "$0")/python-packages.sh" formats >/dev/null
 fi
 
 say "everything that '$need' needs is here (Rust $rust)"

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 ok, 1 failed, 2 bad usage, 130 interrupted.
 
+mod atomic;
 mod chart;
 mod commands;
 mod curriculum;
@@ -44,6 +45,7 @@ enum Command {
     Serve(commands::serve::Arguments),
     Inspect(commands::inspect::Arguments),
     Tree(commands::tree::Arguments),
+    Export(commands::export::Arguments),
     Doctor(commands::doctor::Arguments),
     Tasks(commands::tasks::Arguments),
 }
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
             Command::Serve(arguments) => commands::serve::run(arguments, json).await,
             Command::Inspect(arguments) => commands::inspect::run(&arguments, json),
             Command::Tree(arguments) => commands::tree::run(&arguments, json),
+            Command::Export(arguments) => commands::export::run(&arguments, json),
             Command::Doctor(arguments) => commands::doctor::run(arguments, json).await,
             Command::Tasks(arguments) => commands::tasks::run(arguments, json).await,
         }

@@ -112,6 +112,7 @@ fn help_names_every_command() {
       serve    Serve an engine to any harness and capture every call
       inspect  Look into a run: what became of its rollouts, and the tree of one of them
       tree     Rebuild prefix trees from token captures that you already have
+      export   Write a run's rollouts in a format that other programs read
       doctor   Say what works on this machine, and what to do about what does not
       tasks    Check tasks, or write the built-in ones to disk
       help     Print this message or the help of the given subcommand(s)
@@ -134,6 +135,7 @@ fn help_of_every_command_has_an_example() {
         "serve",
         "inspect",
         "tree",
+        "export",
         "doctor",
         "tasks check",
         "tasks write",

@@ -2,6 +2,7 @@
 
 pub(crate) mod doctor;
 pub(crate) mod eval;
+pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod rollout;
 pub(crate) mod serve;

@@ -3,6 +3,7 @@
 
 mod overview;
 mod rollout;
+mod svg;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,11 @@ use record::{Rollout, RolloutId};
 use serde::Serialize;
 use tree::Selection;
 
-use crate::{display::Display, error::CliError, recipe::Recipe};
+use crate::{
+    display::Display,
+    error::CliError,
+    recipe::{Recipe, TrainSettings},
+};
 
 /// Shown names when one was mistyped.
 const NAMES_MAX: usize = 8;
@@ -27,6 +32,9 @@ pub(crate) struct Arguments {
     run: PathBuf,
     /// A rollout, or a part of its name that only one has.
     rollout: Option<String>,
+    /// Draw the rollout's tree into this file.
+    #[arg(long, requires = "rollout")]
+    svg: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -51,6 +59,9 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<(), CliError> {
     };
     let rollout = find(&rollouts, name)?;
     let calls = ledger.calls(&rollout.spec.id).map_err(failed)?;
+    if let Some(file) = &arguments.svg {
+        svg::write(file, rollout, &calls, &selection)?;
+    }
     let view = rollout::View::new(rollout, &calls, &selection)?;
     show(&display, &view, rollout::View::text)
 }
@@ -67,13 +78,18 @@ fn show<T: Serialize>(
     Ok(())
 }
 
-/// The rule by which the run trains; the default for a directory without recipe.
+/// The rule by which the run trains.
 fn selection(run: &Path) -> Result<Selection, CliError> {
+    Ok(train_settings(run)?.selection)
+}
+
+/// How the run trains; the defaults for a directory without recipe.
+pub(super) fn train_settings(run: &Path) -> Result<TrainSettings, CliError> {
     let file = run.join("run.toml");
     if !file.is_file() {
-        return Ok(Selection::default());
+        return Ok(TrainSettings::default());
     }
-    Ok(Recipe::load(&file)?.train.selection)
+    Ok(Recipe::load(&file)?.train)
 }
 
 fn find<'a>(rollouts: &'a [Rollout], name: &str) -> Result<&'a Rollout, CliError> {

@@ -54,9 +54,10 @@ if [ "$tests" = yes ] || [ "${HARNESS:-}" = pi ]; then
     want node nodejs "harness pi"
     want npm npm "installs harness pi"
 fi
-# Harnesses of Python and the SDKs that tests speak through; sandboxes see the Python of /usr only.
+# Harnesses of Python, the SDKs that tests speak through, and what judges exports; sandboxes see the
+# Python of /usr only.
 if [ "$tests" = yes ] && ! /usr/bin/python3 -m pip --version >/dev/null 2>&1; then
-    say "missing: pip for /usr/bin/python3 (installs harness mini-swe-agent and SDKs), in package python3-pip"
+    say "missing: pip for /usr/bin/python3 (installs harness mini-swe-agent, SDKs and judges), in package python3-pip"
     missing="$missing python3-pip"
 fi
 
@@ -97,6 +98,7 @@ if [ "$tests" = yes ]; then
         cargo install --quiet --locked cargo-nextest --version "=$NEXTEST"
     fi
     sh "$(dirname "$0")/sdks.sh" install
+    sh "$(dirname "$0")/python-packages.sh" formats >/dev/null
 fi
 
 # --- A model ----------------------------------------------------------------------------------

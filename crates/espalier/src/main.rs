@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 ok, 1 failed, 2 bad usage, 130 interrupted.
 
+mod atomic;
 mod chart;
 mod chat_rows;
 mod commands;
@@ -49,6 +50,7 @@ enum Command {
     Inspect(commands::inspect::Arguments),
     Ledger(commands::ledger::Arguments),
     Tree(commands::tree::Arguments),
+    Export(commands::export::Arguments),
     Doctor(commands::doctor::Arguments),
     Tasks(commands::tasks::Arguments),
     Policy(commands::policy::Arguments),
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
             Command::Inspect(arguments) => commands::inspect::run(&arguments, json).await,
             Command::Ledger(arguments) => commands::ledger::run(&arguments, json).await,
             Command::Tree(arguments) => commands::tree::run(&arguments, json),
+            Command::Export(arguments) => commands::export::run(&arguments, json),
             Command::Doctor(arguments) => commands::doctor::run(arguments, json).await,
             Command::Tasks(arguments) => commands::tasks::run(arguments, json).await,
             Command::Policy(arguments) => commands::policy::run(&arguments, json),

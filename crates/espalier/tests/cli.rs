@@ -27,6 +27,7 @@ fn help_names_every_command() {
       inspect  Look into a run: what became of its rollouts, and the tree of one of them
       ledger   Check what a run captured, or make it smaller
       tree     Rebuild prefix trees from token captures that you already have
+      export   Write a run's rollouts in a format that other programs read
       doctor   Say what works on this machine, and what to do about what does not
       tasks    Check tasks, or write the built-in ones to disk
       help     Print this message or the help of the given subcommand(s)
@@ -51,6 +52,7 @@ fn help_of_every_command_has_an_example() {
         "ledger verify",
         "ledger compact",
         "tree",
+        "export",
         "doctor",
         "tasks check",
         "tasks write",

@@ -1,7 +1,7 @@
 //! Captures of other gateways: what is read, what is refused, what the tree makes of them.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
 
-use export::{CaptureError, read, report, write_rows};
+use export::{CaptureError, Facts, read, report, row_lines, write_lines};
 use serde_json::{Value, json};
 use tree::Selection;
 
@@ -225,6 +225,43 @@ fn what_is_wrong_is_named_with_its_line() {
     );
     let unknown = error(with(line(1, &[1], &[2]), json!({"class": "aux"})));
     assert!(unknown.to_string().contains("compaction"), "{unknown}");
+    let infinite = error(with(line(1, &[1], &[2]), json!({"logprobs": [-1e300]})));
+    assert!(
+        matches!(infinite, CaptureError::NotFinite { line: 2, at: 0, .. }),
+        "{infinite}"
+    );
+}
+
+/// Line, field, what was found, what is expected.
+#[test]
+fn an_error_says_everything_that_is_needed_to_mend_the_line() {
+    let good = line(0, &[1], &[2]);
+    let error = |text: String| {
+        let text = format!("{good}\n\n{text}\n");
+        let error = read(text.as_bytes()).unwrap_err().to_string();
+        error
+            .split_once("; expected {")
+            .map_or(error.clone(), |(before, _)| before.to_owned())
+    };
+    let changed = |more: Value| error(with(line(1, &[1], &[2]), more).to_string());
+    let without = |field: &str| {
+        let mut line = line(1, &[1], &[2]);
+        line.as_object_mut().unwrap().remove(field);
+        error(line.to_string())
+    };
+    let errors = [
+        changed(json!({"output_ids": [7, "x"]})),
+        changed(json!({"prompt_ids": [1, 2, -3]})),
+        changed(json!({"logprobs": [0.5, 0.5]})),
+        changed(json!({"logprobs": [-1e300]})),
+        changed(json!({"finish": "eos"})),
+        changed(json!({"call": 0})),
+        without("prompt_ids"),
+        error("{\"rollout\": \"a\"".to_owned()),
+        error("[1, 2]".to_owned()),
+        error(format!("{} 5", line(1, &[1], &[2]))),
+    ];
+    insta::assert_snapshot!(errors.join("\n"));
 }
 
 #[test]
@@ -233,7 +270,13 @@ fn rows_are_written_with_one_denominator_per_rollout() {
     let captured = read(jsonl(&lines).as_bytes()).unwrap();
     let grown = report(&captured[0], &Selection::All, None).unwrap();
     let mut out = Vec::new();
-    write_rows(&mut out, "a/b c", Some("g"), Some(0.5), &grown.rows).unwrap();
+    let facts = Facts {
+        rollout: "a/b c",
+        group: Some("g"),
+        reward: Some(0.5),
+        ..Facts::default()
+    };
+    write_lines(&mut out, &row_lines(&grown.rows, facts)).unwrap();
     let rows: Vec<Value> = String::from_utf8(out)
         .unwrap()
         .lines()

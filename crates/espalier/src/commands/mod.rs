@@ -2,6 +2,7 @@
 
 pub(crate) mod doctor;
 pub(crate) mod eval;
+pub(crate) mod export;
 pub(crate) mod harness;
 pub(crate) mod inspect;
 pub(crate) mod ledger;

@@ -2,15 +2,22 @@
 
 use std::{
     fs::File,
-    io::{BufRead, BufReader, BufWriter, Write},
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
 };
 
 use clap::builder::PossibleValuesParser;
-use export::report::{Grown, Report};
+use export::{
+    Facts,
+    report::{Grown, Report},
+    row_lines,
+    svg::{Caption, draw},
+    write_lines,
+};
 use tree::Selection;
 
 use crate::{
+    atomic::{AtomicFile, unwritable},
     display::Display,
     error::CliError,
     text::{count, table},
@@ -43,6 +50,9 @@ pub(crate) struct Arguments {
     /// Write the training rows to this file, JSON lines.
     #[arg(long)]
     rows: Option<PathBuf>,
+    /// Draw every tree into this folder, one SVG file per rollout.
+    #[arg(long)]
+    svg: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -58,11 +68,15 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<(), CliError> {
     let name = file.display();
     let captured = export::read(open(file)?)
         .map_err(|error| CliError::failed(format!("captures {name}"), error))?;
-    let mut rows = arguments.rows.as_deref().map(create).transpose()?;
+    let mut rows = arguments
+        .rows
+        .as_deref()
+        .map(AtomicFile::create)
+        .transpose()?;
     let mut reports = Vec::new();
     let progress = display.steps("trees", captured.len() as u64, "rollouts");
     // One rollout at a time: its calls are dropped when its report is written.
-    for captured in captured {
+    for (number, captured) in captured.into_iter().enumerate() {
         let failed = |error| {
             CliError::failed(
                 format!("captures {name}: rollout {:?}", captured.rollout),
@@ -71,8 +85,17 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<(), CliError> {
         };
         let grown = export::report(&captured, &selection, arguments.tokens_max).map_err(failed)?;
         if let (Some(out), Some(path)) = (&mut rows, &arguments.rows) {
-            export::write_rows(out, &captured.rollout, None, None, &grown.rows)
+            let facts = Facts {
+                rollout: &captured.rollout,
+                selection: Some(&arguments.policy),
+                ..Facts::default()
+            };
+            write_lines(out, &row_lines(&grown.rows, facts))
                 .map_err(|error| unwritable(path, error))?;
+        }
+        if let Some(folder) = &arguments.svg {
+            let file = folder.join(file_name(number, &captured.rollout));
+            AtomicFile::write_all_to(&file, drawing(&grown).as_bytes())?;
         }
         let Grown { report, .. } = grown;
         let value = serde_json::to_value(&report)
@@ -82,8 +105,8 @@ pub(crate) fn run(arguments: &Arguments, json: bool) -> Result<(), CliError> {
         progress.advance("");
     }
     progress.done();
-    if let (Some(mut out), Some(path)) = (rows, &arguments.rows) {
-        out.flush().map_err(|error| unwritable(path, error))?;
+    if let Some(out) = rows {
+        out.finish()?;
     }
     display.line(text(&reports).trim_end());
     Ok(())
@@ -98,13 +121,31 @@ fn open(file: &Path) -> Result<Box<dyn BufRead>, CliError> {
     Ok(Box::new(BufReader::with_capacity(1 << 20, opened)))
 }
 
-fn create(path: &Path) -> Result<BufWriter<File>, CliError> {
-    let file = File::create(path).map_err(|error| unwritable(path, error))?;
-    Ok(BufWriter::new(file))
+/// The drawing of a rollout.
+fn drawing(grown: &Grown) -> String {
+    let report = &grown.report;
+    let number = |number: usize| count(number as u64);
+    let caption = Caption {
+        title: report.rollout.clone(),
+        facts: vec![
+            report.disposition.to_owned(),
+            format!("{} calls", report.calls),
+            format!("{} unique tokens", number(report.unique_tokens)),
+            format!("{} generated", number(report.generated_tokens)),
+            format!("{} trained", number(report.kept_generated_tokens)),
+        ],
+    };
+    draw(&grown.tree, &grown.kept, &caption)
 }
 
-fn unwritable(path: &Path, error: std::io::Error) -> CliError {
-    CliError::failed(format!("{} could not be written", path.display()), error)
+/// Names of other gateways are any text, file names are not: the number keeps them apart.
+fn file_name(number: usize, rollout: &str) -> String {
+    let safe = rollout.chars().map(|c| match c {
+        c if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') => c,
+        _ => '_',
+    });
+    let safe: String = safe.take(100).collect();
+    format!("{number:04}-{safe}.svg")
 }
 
 fn text(reports: &[Report]) -> String {

@@ -90,6 +90,7 @@ async fn remove(engine: &Engine, id: &str) {
 #[derive(Debug)]
 pub(super) struct Container {
     id: String,
+    image: String,
     engine: Engine,
     reaper: Reaper,
     /// Its exit code, when it ended.
@@ -101,10 +102,17 @@ pub(super) struct Container {
 }
 
 impl Container {
-    pub(super) fn new(id: String, engine: Engine, reaper: Reaper, place: Place) -> Self {
+    pub(super) fn new(
+        id: String,
+        image: String,
+        engine: Engine,
+        reaper: Reaper,
+        place: Place,
+    ) -> Self {
         let (ended_sender, ended) = watch::channel(None);
         Self {
             id,
+            image,
             engine,
             reaper,
             ended,
@@ -171,6 +179,13 @@ impl Drop for Container {
 
 #[async_trait]
 impl Shell for Container {
+    fn image(&self) -> crate::Image {
+        crate::Image {
+            kind: "docker".to_owned(),
+            digest: self.image.clone(),
+        }
+    }
+
     async fn end_reason(&self) -> Option<String> {
         let complaint = self.complaint.as_ref().and_then(complaint_text);
         if complaint.is_some() {

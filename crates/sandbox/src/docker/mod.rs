@@ -245,7 +245,8 @@ impl Maker {
         }
         let image = self.image(&spec).await?;
         let id = self.create(&spec, &image).await?;
-        let mut container = Container::new(id, self.engine.clone(), self.reaper.clone(), place);
+        let (engine, reaper) = (self.engine.clone(), self.reaper.clone());
+        let mut container = Container::new(id, image.id.clone(), engine, reaper, place);
         let attached = container.attach().await.map_err(failed("attaching"))?;
         container.watch_end(&self.tasks);
         container.start().await.map_err(failed("starting"))?;

@@ -8,6 +8,7 @@ mod overview;
 mod report;
 mod rollout;
 mod speech;
+mod svg;
 #[cfg(test)]
 mod tests;
 
@@ -22,7 +23,11 @@ use record::{Rollout, RolloutId};
 use serde::Serialize;
 use tree::Selection;
 
-use crate::{display::Display, error::CliError, recipe::Recipe};
+use crate::{
+    display::Display,
+    error::CliError,
+    recipe::{Recipe, TrainSettings},
+};
 
 /// Shown names when one was mistyped.
 const NAMES_MAX: usize = 8;
@@ -53,6 +58,9 @@ pub(crate) struct Arguments {
     /// Folder with the tokenizer that decodes [default: the policy's of the run].
     #[arg(long, value_name = "DIR", requires = "rollout")]
     tokenizer: Option<PathBuf>,
+    /// Draw the rollout's tree into this file.
+    #[arg(long, requires = "rollout")]
+    svg: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -81,6 +89,9 @@ pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<(), CliErro
     let calls = ledger
         .calls(&rollout.spec.id)
         .map_err(|error| failed(run, error))?;
+    if let Some(file) = &arguments.svg {
+        svg::write(file, &rollout, &calls, &selection)?;
+    }
     let speech = || speech::Speech::load(arguments.tokenizer.as_deref(), recipe.as_ref());
     if let Some(&[left, right]) = arguments.diff.as_deref() {
         let diff = diff::Diff::between(&rollout, &calls, (left, right), &speech()?)?;
@@ -173,6 +184,11 @@ fn show<T: Serialize>(
     display.json(&value);
     display.line(text(found).trim_end());
     Ok(())
+}
+
+/// How the run trains; the defaults for a directory without recipe.
+pub(super) fn train_settings(run: &Path) -> Result<TrainSettings, CliError> {
+    Ok(recipe(run)?.map(|recipe| recipe.train).unwrap_or_default())
 }
 
 /// The recipe of the run; a directory that `serve` made has none.

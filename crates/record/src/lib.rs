@@ -8,6 +8,7 @@
 //! | [`sampling`] | how tokens were drawn, and why generation ended |
 //! | [`call`] | one model request at the boundary, its attempts, its exact tokens |
 //! | [`rollout`] | one harness run: lineage, stage times, verdict, disposition |
+//! | [`secret`] | keys and tokens that no log shows |
 //!
 //! Invariants (ids from the design's list):
 //! - **I1**: [`call::Call::prompt_ids`] and [`call::Generation::token_ids`] are what the
@@ -21,12 +22,14 @@ pub mod conversation;
 pub mod id;
 pub mod rollout;
 pub mod sampling;
+pub mod secret;
 
 pub use call::{Attempt, AttemptOutcome, Call, Continuation, Dialect, Generation, PolicySpan};
 pub use conversation::{Conversation, Message, Part, Role, ToolCall, ToolSpec};
 pub use id::{CallId, GroupId, IdError, RolloutId, TaskId};
 pub use rollout::{Disposition, Fault, Lineage, Rollout, RolloutSpec, StageSeconds, Verdict};
 pub use sampling::{FinishReason, Sampling};
+pub use secret::Secret;
 
 /// Which weights produced a token. Version 0 is what the run started from; each
 /// optimiser step adds one.

@@ -10,6 +10,7 @@
 
 use std::{
     collections::VecDeque,
+    path::Path,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -284,6 +285,17 @@ impl Engine for Embedded {
         answer
             .await
             .unwrap_or_else(|_| Err(EngineError::Gone("its decoding thread ended".into())))
+    }
+
+    /// Calls that run end under the weights that they began with.
+    async fn load_weights(&self, folder: &Path, version: PolicyVersion) -> Result<(), EngineError> {
+        let folder = folder.to_owned();
+        let load = tokio::task::spawn_blocking(move || model::load(&folder));
+        let weights = load
+            .await
+            .map_err(|error| EngineError::Gone(error.to_string()))?
+            .map_err(|error| EngineError::Invalid(error.to_string()))?;
+        self.set_weights(Arc::new(weights), version)
     }
 }
 

@@ -2,13 +2,15 @@
 //!
 //! One trait, [`Engine`]; the gateway knows nothing else of a model. Kinds: `embedded` (the
 //! transformer of crate `model`, in this process), `scripted` (a policy given as code or as a
-//! replay file), and those behind HTTP: vLLM, SGLang and text-only servers (`remote`).
+//! replay file), and those behind HTTP: vLLM, SGLang and text-only servers (`remote`). A `pool`
+//! is several engines that look like one.
 
 pub mod embedded;
+pub mod pool;
 pub mod remote;
 pub mod scripted;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use record::{Conversation, Generation, PolicyVersion, RolloutSpec, Sampling};
@@ -88,4 +90,46 @@ pub trait Engine: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// See [`EngineError`].
     async fn generate(&self, request: Request) -> Result<Generation, EngineError>;
+
+    /// Whether it could serve a request now. Cheap: asked every few seconds.
+    ///
+    /// # Errors
+    /// [`EngineError::Gone`] with what was found.
+    async fn health(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Loads weights from a Hugging Face folder that the engine can read, and calls them
+    /// `version`. What becomes of requests in flight is the kind's own; every generation says
+    /// which weights made which of its tokens.
+    ///
+    /// # Errors
+    /// [`EngineError`]; the engine goes on with the weights that it had.
+    async fn load_weights(&self, folder: &Path, version: PolicyVersion) -> Result<(), EngineError> {
+        let _ = (folder, version);
+        Err(EngineError::Invalid(format!(
+            "engine {} cannot change its weights",
+            self.info().name
+        )))
+    }
+
+    /// The engines behind this one; empty for a single engine.
+    fn members(&self) -> Vec<Member> {
+        Vec::new()
+    }
+}
+
+/// What is known of one engine of a [`pool::Pool`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Kind and place.
+    pub name: String,
+    /// Whether it gets requests.
+    pub up: bool,
+    /// Requests that it has now.
+    pub in_flight: u64,
+    /// Requests that it was given so far.
+    pub requests: u64,
+    /// How often it was taken out.
+    pub outages: u64,
 }

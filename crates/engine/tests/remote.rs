@@ -241,7 +241,7 @@ async fn vllm_loads_weights_between_pause_and_resume() {
     assert_eq!(
         paths[1..6],
         [
-            "/pause?mode=keep",
+            "/pause?mode=wait",
             "/collective_rpc",
             "/update_weight_version",
             "/reset_prefix_cache",
@@ -355,8 +355,76 @@ async fn silence_absence_and_https() {
     // Nobody listens on port 1.
     let error = Vllm::connect(Endpoint::new("http://127.0.0.1:1"), facts(), Api::default()).await;
     assert!(matches!(error, Err(EngineError::Gone(_))));
-    let error = Vllm::connect(Endpoint::new("https://x"), facts(), Api::default()).await;
-    assert!(error.unwrap_err().to_string().contains("ends TLS"));
+    let error = Vllm::connect(Endpoint::new("ftp://x"), facts(), Api::default()).await;
+    assert!(error.unwrap_err().to_string().contains("http://HOST:PORT"));
+    let named = Endpoint::new("https://me:hunter2@x");
+    let error = Vllm::connect(named, facts(), Api::default())
+        .await
+        .unwrap_err();
+    assert!(!error.to_string().contains("hunter2"), "{error}");
+}
+
+/// The server of [`serve`] behind TLS; also the file with its certificate.
+async fn serve_tls(url: &str, dir: &Path) -> (String, std::path::PathBuf) {
+    let signed = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let file = dir.join("authority.pem");
+    std::fs::write(&file, signed.cert.pem()).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(signed.signing_key.serialize_der());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![signed.cert.der().clone()], key.unwrap())
+        .unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let inner = url.strip_prefix("http://").unwrap().to_owned();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, inner) = (acceptor.clone(), inner.clone());
+            tokio::spawn(async move {
+                // A client that does not trust us hangs up here.
+                let Ok(mut near) = acceptor.accept(stream).await else {
+                    return;
+                };
+                let mut far = tokio::net::TcpStream::connect(inner).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+            });
+        }
+    });
+    (format!("https://localhost:{port}"), file)
+}
+
+#[tokio::test]
+async fn https_with_an_authority_that_is_trusted_and_with_one_that_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (url, seen) = serve(vllm()).await;
+    let (secure, file) = serve_tls(&url, dir.path()).await;
+    let trusting = Endpoint {
+        authorities: Some(file),
+        api_key: Some("sk-of-the-engine".into()),
+        ..Endpoint::new(&secure)
+    };
+    let engine = Vllm::connect(trusting.clone(), facts(), Api::default()).await;
+    let generation = engine.unwrap().generate(request(&[10], 20)).await.unwrap();
+    assert_eq!(generation.token_ids, [10, 11, 12, 13, 14, 2]);
+    let asked = seen.lock().unwrap().len();
+    let doubting = Endpoint::new(&secure);
+    let error = Vllm::connect(doubting, facts(), Api::default())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+    assert_eq!(seen.lock().unwrap().len(), asked, "nothing was asked");
+    let lost = Endpoint {
+        authorities: Some(dir.path().join("none.pem")),
+        ..trusting
+    };
+    let error = Vllm::connect(lost, facts(), Api::default())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("none.pem"), "{error}");
 }
 
 fn sglang() -> Answer {
@@ -434,7 +502,17 @@ async fn sglang_gives_ids_and_logprobs() {
 
 #[tokio::test]
 async fn a_text_only_server_gives_tokens_that_are_not_trainable() {
-    let (url, seen) = serve(Arc::new(|_, body| {
+    let (url, seen) = serve(Arc::new(|path, body| {
+        if path == "/v1/models" {
+            return (200, json!({"data": [{"id": "m"}]}));
+        }
+        let text = body["messages"][0]["content"].as_str().unwrap();
+        if text == "long" {
+            return (400, json!({"error": {"message": "This model's maximum context length is 99 tokens."}}));
+        }
+        if text == "new" && body["max_completion_tokens"].is_null() {
+            return (400, json!({"error": {"message": "'max_tokens' is not supported, use 'max_completion_tokens'"}}));
+        }
         let finish = if body["max_tokens"] == 3 { "length" } else { "tool_calls" };
         (200, json!({"choices": [{"message": {"role": "assistant", "content": "ab", "reasoning_content": "r",
             "tool_calls": [{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
@@ -483,7 +561,7 @@ async fn a_text_only_server_gives_tokens_that_are_not_trainable() {
     );
     assert!(!generation.trainable() && generation.check().is_ok());
     asked.sampling.tokens_max = 3;
-    let generation = engine.generate(asked).await.unwrap();
+    let generation = engine.generate(asked.clone()).await.unwrap();
     assert_eq!(
         (generation.token_ids.as_slice(), generation.finish),
         (&[7, 7, 9][..], FinishReason::Length)
@@ -494,4 +572,42 @@ async fn a_text_only_server_gives_tokens_that_are_not_trainable() {
         ("/v1/chat/completions", &json!("m"))
     );
     assert_eq!(body["messages"], json!([{"role": "user", "content": "go"}]));
+    // What is the default is not said: some models refuse to hear it.
+    assert!(body["temperature"].is_null() && body["top_p"].is_null());
+    let say = |text: &str| {
+        let mut asked = asked.clone();
+        asked.hint.as_mut().unwrap().conversation = Arc::new(Conversation {
+            messages: vec![Message::text(Role::User, text)],
+            tools: Vec::new(),
+        });
+        asked
+    };
+    assert_eq!(
+        engine.generate(say("long")).await,
+        Err(EngineError::TooLong {
+            prompt_tokens: 1,
+            context_tokens_max: 99
+        })
+    );
+    for _ in 0..2 {
+        engine.generate(say("new")).await.unwrap();
+    }
+    let bodies: Vec<Value> = seen
+        .lock()
+        .unwrap()
+        .iter()
+        .rev()
+        .take(3)
+        .map(|(_, body)| body.clone())
+        .collect();
+    // The other name is found out once.
+    assert!(
+        bodies
+            .iter()
+            .take(2)
+            .all(|body| body["max_tokens"].is_null())
+    );
+    assert_eq!(bodies[2]["max_completion_tokens"], Value::Null);
+    let model = Text::only_model(Endpoint::new(format!("{url}/v1"))).await;
+    assert_eq!(model.as_deref(), Ok("m"));
 }

@@ -9,6 +9,7 @@
 //! | [`call`] | one model request at the boundary, its attempts, its exact tokens |
 //! | [`lineage`] | where a rollout came from |
 //! | [`rollout`] | one harness run: stage times, verdict, disposition |
+//! | [`secret`] | keys and tokens that no log shows |
 //!
 //! Invariants (ids from the design's list):
 //! - **I1**: [`call::Call::prompt_ids`] and [`call::Generation::token_ids`] are what the
@@ -23,6 +24,7 @@ pub mod id;
 pub mod lineage;
 pub mod rollout;
 pub mod sampling;
+pub mod secret;
 
 pub use call::{
     Attempt, AttemptOutcome, Call, Continuation, Dialect, Generation, MediaSpan, PolicySpan,
@@ -32,6 +34,7 @@ pub use id::{CallId, GroupId, IdError, RolloutId, TaskId};
 pub use lineage::Lineage;
 pub use rollout::{Disposition, Fault, Rollout, RolloutSpec, StageSeconds, Verdict};
 pub use sampling::{FinishReason, Sampling};
+pub use secret::Secret;
 
 /// Which weights produced a token. Version 0 is what the run started from; each
 /// optimiser step adds one.

@@ -41,32 +41,6 @@ impl Sglang {
         })
     }
 
-    /// Loads weights from a folder that the server can read. Requests in flight are held and go
-    /// on under the new weights; cached prefixes are dropped.
-    ///
-    /// # Errors
-    /// [`EngineError`]; the server goes on whatever happens, and the version stays as it was.
-    pub async fn load_weights(
-        &self,
-        folder: &Path,
-        version: PolicyVersion,
-    ) -> Result<(), EngineError> {
-        let pause = json!({"mode": "retract"});
-        self.http.post("/pause_generation", &pause).await?;
-        let update = json!({"model_path": folder, "weight_version": version.to_string(), "flush_cache": true});
-        let loaded = self.http.post("/update_weights_from_disk", &update).await;
-        let resumed = self.http.post("/continue_generation", &json!({})).await;
-        let loaded = loaded?;
-        resumed?;
-        if loaded["success"] == false {
-            return Err(self
-                .http
-                .broken("/update_weights_from_disk", "success", &loaded));
-        }
-        self.version.store(version, Relaxed);
-        Ok(())
-    }
-
     fn spans(&self, meta: &Value, now: PolicyVersion) -> Vec<PolicySpan> {
         let numbered = |value: &Value| match value {
             Value::String(text) => text.parse().ok(),
@@ -169,5 +143,27 @@ impl Engine for Sglang {
         Ok(generation(
             sampling, token_ids, logprobs, policy, finish, cached,
         ))
+    }
+
+    async fn health(&self) -> Result<(), EngineError> {
+        self.http.healthy("/health").await
+    }
+
+    /// Requests in flight are held and go on under the new weights; cached prefixes are dropped.
+    async fn load_weights(&self, folder: &Path, version: PolicyVersion) -> Result<(), EngineError> {
+        let pause = json!({"mode": "retract"});
+        self.http.post("/pause_generation", &pause).await?;
+        let update = json!({"model_path": folder, "weight_version": version.to_string(), "flush_cache": true});
+        let loaded = self.http.post("/update_weights_from_disk", &update).await;
+        let resumed = self.http.post("/continue_generation", &json!({})).await;
+        let loaded = loaded?;
+        resumed?;
+        if loaded["success"] == false {
+            return Err(self
+                .http
+                .broken("/update_weights_from_disk", "success", &loaded));
+        }
+        self.version.store(version, Relaxed);
+        Ok(())
     }
 }

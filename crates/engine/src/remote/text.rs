@@ -1,8 +1,15 @@
 //! A text-only server of the Chat Completions dialect: a teacher, or a model whose tokens nobody
 //! tells. Its replies are turned into ids by the codec's *voice*, as those of a script are, and
 //! carry no log-probabilities: nothing is trainable (I4), everything else works.
+//!
+//! Tokens are counted twice here, in ours and in the server's, and the two differ. What the server
+//! is told (`max_tokens`) and what it refuses (its own context) is in its tokens; nothing is cut to
+//! a count of ours, because a cut tool call is a broken one.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use async_trait::async_trait;
 use record::{
@@ -23,6 +30,8 @@ pub struct Text {
     model: String,
     writer: Writer,
     voice: Voice,
+    /// Whether the server wants `max_completion_tokens` in place of `max_tokens`.
+    renamed: AtomicBool,
 }
 
 impl std::fmt::Debug for Text {
@@ -52,8 +61,82 @@ impl Text {
             model: model.into(),
             writer,
             voice,
+            renamed: AtomicBool::new(false),
         })
     }
+
+    /// The name of the only model that a server has.
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`] when it has several or none, and names them;
+    /// [`EngineError::Gone`] when it does not answer.
+    pub async fn only_model(endpoint: Endpoint) -> Result<String, EngineError> {
+        let http = Http::new(endpoint)?;
+        let path = "/models";
+        let models = http.get(path).await?;
+        let Some(list) = models["data"].as_array() else {
+            return Err(http.broken(path, "a list of models", &models));
+        };
+        let names: Vec<&str> = list.iter().filter_map(|one| one["id"].as_str()).collect();
+        match names.as_slice() {
+            [name] => Ok((*name).to_owned()),
+            _ => Err(EngineError::Invalid(format!(
+                "the server has {} models, say which: {}",
+                names.len(),
+                names
+                    .iter()
+                    .take(20)
+                    .copied()
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ))),
+        }
+    }
+
+    async fn ask(
+        &self,
+        mut body: Map<String, Value>,
+        tokens_max: u32,
+    ) -> Result<Value, EngineError> {
+        const NAMES: [&str; 2] = ["max_tokens", "max_completion_tokens"];
+        let path = "/chat/completions";
+        let renamed = self.renamed.load(Relaxed);
+        body.insert(NAMES[usize::from(renamed)].into(), json!(tokens_max));
+        let reply = self.http.post(path, &Value::Object(body.clone())).await;
+        match reply {
+            Err(EngineError::Invalid(said)) if !renamed && said.contains(NAMES[1]) => {
+                self.renamed.store(true, Relaxed);
+                body.remove(NAMES[0]);
+                body.insert(NAMES[1].into(), json!(tokens_max));
+                self.http.post(path, &Value::Object(body)).await
+            }
+            other => other,
+        }
+    }
+}
+
+/// Whether a refusal says that the prompt does not fit, in the words of one of the providers.
+fn says_too_long(said: &str) -> bool {
+    let said = said.to_lowercase();
+    [
+        "context_length_exceeded",
+        "context length",
+        "context window",
+        "prompt is too long",
+        "input is too long",
+    ]
+    .iter()
+    .any(|words| said.contains(words))
+}
+
+/// The limit that such a refusal names: the first number behind "maximum".
+fn named_limit(said: &str) -> Option<u32> {
+    let behind = said.split_once("maximum")?.1;
+    behind
+        .split(|c: char| !c.is_ascii_digit())
+        .find(|digits| !digits.is_empty())?
+        .parse()
+        .ok()
 }
 
 /// The message of a reply.
@@ -98,6 +181,11 @@ impl Engine for Text {
         self.facts.policy_version
     }
 
+    /// Whether the server's list of models answers, be it with a refusal.
+    async fn health(&self) -> Result<(), EngineError> {
+        self.http.healthy("/models").await
+    }
+
     async fn generate(&self, request: Request) -> Result<Generation, EngineError> {
         let path = "/chat/completions";
         let sampling = &request.sampling;
@@ -108,15 +196,29 @@ impl Engine for Text {
             )
         })?;
         let mut body = (self.writer)(&hint.conversation);
-        let tokens_max = room(&request.prompt_ids, sampling, &self.facts);
         body.insert("model".into(), json!(self.model));
-        body.insert("max_tokens".into(), json!(tokens_max));
-        body.insert("temperature".into(), json!(sampling.temperature));
-        body.insert("top_p".into(), json!(sampling.top_p));
+        // Some models refuse to be told what is their default.
+        if sampling.temperature != 1.0 {
+            body.insert("temperature".into(), json!(sampling.temperature));
+        }
+        if sampling.top_p < 1.0 {
+            body.insert("top_p".into(), json!(sampling.top_p));
+        }
         if !sampling.stop.is_empty() {
             body.insert("stop".into(), json!(sampling.stop));
         }
-        let reply = self.http.post(path, &Value::Object(body)).await?;
+        let tokens_max = room(&request.prompt_ids, sampling, &self.facts);
+        let reply = match self.ask(body, tokens_max).await {
+            Err(EngineError::Invalid(said)) if says_too_long(&said) => {
+                let prompt_tokens = u32::try_from(request.prompt_ids.len()).unwrap_or(u32::MAX);
+                return Err(EngineError::TooLong {
+                    prompt_tokens,
+                    context_tokens_max: named_limit(&said)
+                        .unwrap_or_else(|| prompt_tokens.saturating_sub(1)),
+                });
+            }
+            other => other?,
+        };
         let choice = &reply["choices"][0];
         let Some(message) = message(&choice["message"]) else {
             return Err(self.http.broken(path, "choices[0].message", &reply));
@@ -132,8 +234,6 @@ impl Engine for Text {
             }
             _ => FinishReason::Stop,
         };
-        // Counted in our tokens it may be longer than in the server's.
-        token_ids.truncate(tokens_max as usize);
         Ok(Generation {
             token_ids,
             logprobs_model: Vec::new(),
@@ -145,5 +245,28 @@ impl Engine for Text {
             finish,
             cached_tokens: 0,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_that_does_not_fit_is_told_from_other_refusals() {
+        for (said, limit) in [
+            (
+                "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens",
+                Some(8192),
+            ),
+            ("prompt is too long: 9000 tokens > 8192 maximum", None),
+            (r#"{"code": "context_length_exceeded"}"#, None),
+        ] {
+            assert!(says_too_long(said), "{said}");
+            assert_eq!(named_limit(said), limit);
+        }
+        for said in ["no such model", "max_tokens is too large", "invalid key"] {
+            assert!(!says_too_long(said), "{said}");
+        }
     }
 }

@@ -67,33 +67,6 @@ impl Vllm {
         })
     }
 
-    /// Loads weights from a folder that the server can read, while requests are in flight: they
-    /// are held, and go on under the new weights. Their cached prefixes are dropped.
-    ///
-    /// # Errors
-    /// [`EngineError`]; the server is resumed whatever happens, and the version stays as it was.
-    pub async fn load_weights(
-        &self,
-        folder: &Path,
-        version: PolicyVersion,
-    ) -> Result<(), EngineError> {
-        self.http.post("/pause?mode=keep", &json!({})).await?;
-        let loaded = async {
-            let reload = json!({"method": "reload_weights", "kwargs": {"weights_path": folder}});
-            self.http.post("/collective_rpc", &reload).await?;
-            let name = json!({"new_version": version.to_string()});
-            self.http.post("/update_weight_version", &name).await?;
-            // Keys and values of the old weights would be taken for those of the new.
-            self.http.post("/reset_prefix_cache", &json!({})).await
-        }
-        .await;
-        let resumed = self.http.post("/resume", &json!({})).await;
-        loaded?;
-        resumed?;
-        self.version.store(version, Relaxed);
-        Ok(())
-    }
-
     fn sampling(sampling: &Sampling, tokens_max: u32) -> Value {
         json!({
             "max_tokens": tokens_max,
@@ -241,5 +214,34 @@ impl Engine for Vllm {
             Api::Completions => self.completions(&request).await,
             Api::Tokens => self.tokens(&request).await,
         }
+    }
+
+    async fn health(&self) -> Result<(), EngineError> {
+        self.http.healthy("/health").await
+    }
+
+    /// With [`Api::Tokens`] requests in flight are held and go on under the new weights, and the
+    /// server says where the change was. [`Api::Completions`] does not say it, so there they
+    /// end under the old weights first. Cached prefixes are dropped either way.
+    async fn load_weights(&self, folder: &Path, version: PolicyVersion) -> Result<(), EngineError> {
+        let pause = match self.api {
+            Api::Tokens => "/pause?mode=keep",
+            Api::Completions => "/pause?mode=wait",
+        };
+        self.http.post(pause, &json!({})).await?;
+        let loaded = async {
+            let reload = json!({"method": "reload_weights", "kwargs": {"weights_path": folder}});
+            self.http.post("/collective_rpc", &reload).await?;
+            let name = json!({"new_version": version.to_string()});
+            self.http.post("/update_weight_version", &name).await?;
+            // Keys and values of the old weights would be taken for those of the new.
+            self.http.post("/reset_prefix_cache", &json!({})).await
+        }
+        .await;
+        let resumed = self.http.post("/resume", &json!({})).await;
+        loaded?;
+        resumed?;
+        self.version.store(version, Relaxed);
+        Ok(())
     }
 }

@@ -14,6 +14,7 @@ mod run_dir;
 mod score;
 mod summary;
 mod teacher;
+mod telemetry;
 mod tensorboard;
 mod text;
 mod training;

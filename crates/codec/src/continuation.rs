@@ -1,7 +1,8 @@
 //! The prompt of the next call, in the ids of the earlier ones. The method is in the header of
 //! the crate.
 
-use record::{Continuation, Conversation, Message, Role};
+use record::{Continuation, Conversation, Message, Part, Role, ToolSpec};
+use serde_json::Value;
 
 use crate::{
     CodecError, History, Inner, Memory, Mode,
@@ -18,6 +19,9 @@ pub struct Prompt {
     pub text: String,
     /// How the ids came about.
     pub continuation: Continuation,
+    /// Generated tokens of earlier calls that the request echoed in other words (arguments written
+    /// anew, reasoning dropped), and that stand in the prompt as they were generated.
+    pub repaired: u32,
 }
 
 /// A rendered conversation in which turns of ours are open: each may be any of a few texts.
@@ -83,6 +87,9 @@ impl Pattern {
                     }
                 };
                 let rest = &here[place.byte..];
+                if !ends_alike(rest, text) {
+                    break;
+                }
                 if let Some(behind) = text.strip_prefix(rest) {
                     text = behind;
                     place.segment += 1;
@@ -131,15 +138,47 @@ impl Pattern {
 }
 
 /// A word that occurs nowhere in the conversation, to stand for turns of ours.
-fn placeholder(conversation: &Conversation) -> Result<String, CodecError> {
-    let text = serde_json::to_string(conversation).map_err(|error| CodecError::Encode {
-        bytes: 0,
-        reason: error.to_string(),
-    })?;
-    Ok((0u32..)
+fn placeholder(conversation: &Conversation) -> String {
+    (0u32..)
         .map(|number| format!("zq{number}turn"))
-        .find(|word| !text.contains(word.as_str()))
-        .unwrap_or_default())
+        .find(|word| !mentions(conversation, word))
+        .unwrap_or_default()
+}
+
+/// Whether the word occurs in anything that a template may print.
+fn mentions(conversation: &Conversation, word: &str) -> bool {
+    fn in_value(value: &Value, word: &str) -> bool {
+        match value {
+            Value::String(text) => text.contains(word),
+            Value::Array(items) => items.iter().any(|item| in_value(item, word)),
+            Value::Object(object) => object
+                .iter()
+                .any(|(name, value)| name.contains(word) || in_value(value, word)),
+            _ => false,
+        }
+    }
+    let in_message = |message: &Message| {
+        let in_part = |part: &Part| match part {
+            Part::Text { text } => text.contains(word),
+            Part::Image { .. } => false,
+        };
+        let reasoning = message.reasoning.as_ref();
+        let answers = message.tool_call_id.as_ref();
+        message.content.iter().any(in_part)
+            || reasoning.is_some_and(|text| text.contains(word))
+            || answers.is_some_and(|text| text.contains(word))
+            || message.tool_calls.iter().any(|call| {
+                call.name.contains(word)
+                    || call.id.contains(word)
+                    || in_value(&call.arguments, word)
+            })
+    };
+    let in_tool = |tool: &ToolSpec| {
+        tool.name.contains(word)
+            || tool.description.contains(word)
+            || in_value(&tool.parameters, word)
+    };
+    conversation.messages.iter().any(in_message) || conversation.tools.iter().any(in_tool)
 }
 
 /// The longest end of `text` that is a beginning of `other`, in bytes.
@@ -148,6 +187,15 @@ fn overlap(text: &str, other: &str) -> usize {
         .rev()
         .find(|&length| other.is_char_boundary(length) && text.ends_with(&other[..length]))
         .unwrap_or(0)
+}
+
+/// Whether two texts agree at the end of the shorter one. Texts of one rollout have a long
+/// beginning in common, so that those that differ are told apart here.
+fn ends_alike(one: &str, other: &str) -> bool {
+    const LOOKED_AT: usize = 64;
+    let end = one.len().min(other.len());
+    let start = end.saturating_sub(LOOKED_AT);
+    one.as_bytes()[start..end] == other.as_bytes()[start..end]
 }
 
 /// What stands for a turn of ours in a rendered conversation.
@@ -160,14 +208,19 @@ struct Echo<'a> {
 /// Cuts the rendered text at the placeholders. `None` when one is missing, out of order or
 /// framed otherwise than probed: the template does not print turns as we expect.
 fn pattern(inner: &Inner, rendered: &str, echoes: &[Echo<'_>]) -> Option<Pattern> {
+    // Each stands there once: counted over all of them, or long histories would be read once per
+    // turn.
+    if let Some(first) = echoes.first() {
+        let common = first.word.strip_suffix("0end").unwrap_or(&first.word);
+        if rendered.matches(common).count() != echoes.len() {
+            return None;
+        }
+    }
     let mut segments = Vec::with_capacity(2 * echoes.len() + 1);
     let mut rest = rendered;
     let turn = &inner.turn;
     for echo in echoes {
         let (before, after) = rest.split_once(echo.word.as_str())?;
-        if after.contains(echo.word.as_str()) {
-            return None;
-        }
         let before = before.strip_suffix(echo.frame.opening.as_str())?;
         let header = overlap(before, &turn.generation_prompt);
         let mut fixed = before[..before.len() - header].to_owned();
@@ -232,6 +285,7 @@ pub(crate) fn prompt(
         },
         ids,
         text,
+        repaired: 0,
     })
 }
 
@@ -248,10 +302,10 @@ fn exact(
     conversation: &Conversation,
     memory: &Memory,
 ) -> Result<Option<Prompt>, CodecError> {
-    let word = placeholder(conversation)?;
+    let word = placeholder(conversation);
     let mut shown = conversation.clone();
     let mut echoes = Vec::new();
-    let mut matched = 0;
+    let (mut matched, mut repaired) = (0, 0);
     for message in &mut shown.messages {
         if message.role != Role::Assistant {
             continue;
@@ -261,6 +315,7 @@ fn exact(
             continue;
         };
         matched += 1;
+        repaired += memory.reworded_tokens(message);
         if inner.settings.history == History::AsTemplate {
             let reasoning = crate::grammar::parse(inner, newest, &[]).message.reasoning;
             if reasoning.is_some() {
@@ -316,5 +371,6 @@ fn exact(
         },
         ids,
         text,
+        repaired,
     }))
 }

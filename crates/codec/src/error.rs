@@ -87,12 +87,4 @@ pub enum CodecError {
         /// What the library said.
         reason: String,
     },
-    /// The conversation holds an image, and this codec is for text-only models.
-    #[error(
-        "codec: message {index} holds an image, and the model reads text only; send text, or use a model with vision"
-    )]
-    Image {
-        /// Position of the message, from 0.
-        index: usize,
-    },
 }

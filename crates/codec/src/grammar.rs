@@ -21,7 +21,7 @@ mod families;
 mod harmony;
 mod hermes;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod whole;
 
 use record::{Conversation, Message, Role, ToolCall, ToolSpec};

@@ -6,6 +6,7 @@
 //! | [`template`] | the model's own Jinja template, rendered as Hugging Face renders it |
 //! | [`python_json`] | `json.dumps` and `repr` as Python prints them |
 //! | [`tokens`] | the tokenizer: text ⇄ ids, special tokens kept |
+//! | `pieces` | ids of texts between special tokens, encoded once for all rollouts |
 //! | [`grammar`] | raw text ⇄ reasoning, text and tool calls, one module per model family |
 //! | [`echo`] | whether an assistant turn of a request is one of ours |
 //! | [`memory`] | what a rollout has generated so far, as a tree of texts and ids |
@@ -48,14 +49,24 @@
 //! |---|---|---|
 //! | recorded calls of a rollout | [`memory::CALLS_MAX`] | [`Remembered::Full`]: later prompts continue from the last recorded call and re-encode what came after; counted as `encoded` |
 //! | bytes of a rollout's memory | [`memory::BYTES_MAX`] | the same |
+//! | bytes of encoded pieces kept for all rollouts | `pieces::BYTES_MAX` | those not used lately are encoded again |
 //! | raw texts tried for one echoed turn | [`memory::CANDIDATES_MAX`] | the newest are tried |
 
 pub mod continuation;
 pub mod echo;
 mod error;
 mod files;
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
+mod fuzz;
 pub mod grammar;
 pub mod memory;
+mod pieces;
 pub mod python_json;
 pub mod self_check;
 mod strftime;
@@ -260,7 +271,7 @@ impl Codec {
     /// The prompt of a call: rendered, and in the ids of the earlier calls as far as they reach.
     ///
     /// # Errors
-    /// [`CodecError`] when the template refuses the conversation, when it holds an image, or when
+    /// [`CodecError`] when the template refuses the conversation, or when
     /// the tokenizer fails.
     pub fn prompt(
         &self,

@@ -2,7 +2,10 @@
 //! one stores only what it adds, so the memory grows with the conversation and not with its
 //! square.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    hash::{Hash, Hasher},
+};
 
 use record::Message;
 
@@ -40,6 +43,9 @@ struct Entry {
     text: String,
     /// Where the reply begins in `text`.
     reply_start: usize,
+    /// What was said, word for word.
+    wording: u64,
+    generated: u32,
     /// Ids behind the parent's ids.
     ids: Vec<u32>,
     parent: Option<usize>,
@@ -120,6 +126,8 @@ impl Memory {
             call,
             children: Vec::new(),
             reply_start: rest.len(),
+            wording: wording(reply),
+            generated: u32::try_from(generated_ids.len()).unwrap_or(u32::MAX),
             text,
             ids,
             parent,
@@ -165,6 +173,20 @@ impl Memory {
             }
         }
         texts
+    }
+
+    /// Generated tokens of the turn that `message` echoes in other words; 0 when it is word for
+    /// word what one of ours said, or not ours.
+    pub(crate) fn reworded_tokens(&self, message: &Message) -> u32 {
+        let Some(entries) = self.by_meaning.get(&meaning(message)) else {
+            return 0;
+        };
+        let wording = wording(message);
+        let mut ours = entries.iter().rev().map(|&index| &self.entries[index]);
+        match ours.clone().any(|entry| entry.wording == wording) {
+            true => 0,
+            false => ours.next().map_or(0, |entry| entry.generated),
+        }
     }
 
     /// The recorded call with the longest text that is a prefix of the pattern; of equal ones
@@ -218,4 +240,16 @@ impl Memory {
         }
         ids
     }
+}
+
+/// A hash of what a turn says word for word: text, reasoning, calls with their ids and arguments
+/// in the order of their keys.
+fn wording(message: &Message) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    message.text_content().hash(&mut hasher);
+    message.reasoning.hash(&mut hasher);
+    for call in &message.tool_calls {
+        (&call.id, &call.name, call.arguments.to_string()).hash(&mut hasher);
+    }
+    hasher.finish()
 }

@@ -145,7 +145,7 @@ impl Template {
     /// The conversation as text.
     ///
     /// # Errors
-    /// [`CodecError::Template`] with the template's line, [`CodecError::Image`].
+    /// [`CodecError::Template`] with the template's line.
     pub fn render(
         &self,
         conversation: &Conversation,
@@ -154,9 +154,8 @@ impl Template {
         let messages = conversation
             .messages
             .iter()
-            .enumerate()
-            .map(|(index, message)| message_value(index, message))
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(message_value)
+            .collect::<Vec<_>>();
         let tools = &conversation.tools;
         let tools_value = if tools.is_empty() {
             Value::Null
@@ -188,14 +187,19 @@ impl Template {
     }
 }
 
+/// What a text-only model is shown in place of an image. A refusal would be worse: the image stays
+/// in the history, so that every later call of the harness would be refused too, its compaction
+/// included.
+pub const IMAGE_NOTICE: &str = "[An image stood here, which this model cannot see.]";
+
 /// A message as templates want it: content one text (blocks joined by a line break, as serving
 /// engines do), arguments of tool calls as objects.
-fn message_value(index: usize, message: &Message) -> Result<Value, CodecError> {
+fn message_value(message: &Message) -> Value {
     let mut texts = Vec::with_capacity(message.content.len());
     for part in &message.content {
         match part {
             Part::Text { text } => texts.push(text.as_str()),
-            Part::Image { .. } => return Err(CodecError::Image { index }),
+            Part::Image { .. } => texts.push(IMAGE_NOTICE),
         }
     }
     let role = match message.role {
@@ -224,7 +228,7 @@ fn message_value(index: usize, message: &Message) -> Result<Value, CodecError> {
     if let Some(id) = &message.tool_call_id {
         out.insert("tool_call_id".into(), json!(id));
     }
-    Ok(Value::Object(out))
+    Value::Object(out)
 }
 
 /// What a template puts around a placeholder that stands for a turn of ours.

@@ -1,8 +1,12 @@
 //! The tokenizer: text ⇄ ids, special tokens kept in both directions.
 
+use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::Tokenizer;
 
-use crate::CodecError;
+use crate::{
+    CodecError,
+    pieces::{PIECE_BYTES_MIN, Pieces},
+};
 
 /// A Hugging Face tokenizer without padding, truncation and added specials.
 pub struct Tokens {
@@ -10,6 +14,9 @@ pub struct Tokens {
     vocabulary: u32,
     /// Texts of the added tokens with their ids, longest first.
     added: Vec<(String, u32)>,
+    /// Finds the added tokens, when texts between them can be encoded by themselves.
+    cuts: Option<AhoCorasick>,
+    pieces: Pieces,
 }
 
 impl std::fmt::Debug for Tokens {
@@ -43,11 +50,39 @@ impl Tokens {
             .map(|(id, token)| (token.content, id))
             .collect();
         added.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then(a.0.cmp(&b.0)));
-        Ok(Self {
+        let mut tokens = Self {
             tokenizer,
             vocabulary,
             added,
-        })
+            cuts: None,
+            pieces: Pieces::default(),
+        };
+        tokens.cuts = tokens.cuts();
+        Ok(tokens)
+    }
+
+    /// The finder of added tokens; `None` when a text depends on what stands before it: some
+    /// tokenizers treat the first one otherwise, or let a token swallow the space beside it.
+    fn cuts(&self) -> Option<AhoCorasick> {
+        const PROBES: [&str; 8] = ["a", " a", "a ", "\n\nA b\n", "1 23", "é ", " ", "_x y_"];
+        let cuts = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(self.added.iter().map(|(token, _)| token))
+            .ok()
+            .filter(|_| !self.added.is_empty())?;
+        let alone = self.added.iter().all(|(token, id)| {
+            PROBES.iter().all(|probe| {
+                let (Ok(piece), Ok(whole)) = (
+                    self.encode_whole(probe),
+                    self.encode_whole(&format!("{probe}{token}{probe}{token}")),
+                ) else {
+                    return false;
+                };
+                let end = [*id];
+                [&piece[..], &end, &piece, &end].concat() == whole
+            })
+        });
+        alone.then_some(cuts)
     }
 
     /// One more than the largest id.
@@ -77,6 +112,33 @@ impl Tokens {
     /// # Errors
     /// [`CodecError::Encode`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, CodecError> {
+        let Some(cuts) = self.cuts.as_ref().filter(|_| text.len() >= PIECE_BYTES_MIN) else {
+            return self.encode_whole(text);
+        };
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut from = 0;
+        for cut in cuts.find_iter(text) {
+            self.encode_piece(&text[from..cut.start()], &mut ids)?;
+            ids.push(self.added[cut.pattern().as_usize()].1);
+            from = cut.end();
+        }
+        self.encode_piece(&text[from..], &mut ids)?;
+        Ok(ids)
+    }
+
+    fn encode_piece(&self, piece: &str, ids: &mut Vec<u32>) -> Result<(), CodecError> {
+        if piece.len() < PIECE_BYTES_MIN {
+            if !piece.is_empty() {
+                ids.append(&mut self.encode_whole(piece)?);
+            }
+            return Ok(());
+        }
+        let known = self.pieces.get(piece, || self.encode_whole(piece))?;
+        ids.extend_from_slice(&known);
+        Ok(())
+    }
+
+    fn encode_whole(&self, text: &str) -> Result<Vec<u32>, CodecError> {
         self.tokenizer
             .encode_fast(text, false)
             .map(|encoding| encoding.get_ids().to_vec())
@@ -94,5 +156,51 @@ impl Tokens {
         self.tokenizer
             .decode(ids, false)
             .unwrap_or_else(|_| "\u{fffd}".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn policy() -> Tokens {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policy");
+        Tokens::new(
+            &std::fs::read(folder.join("tokenizer.json")).unwrap(),
+            "policy",
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn the_built_in_tokenizer_takes_pieces_by_themselves() {
+        assert!(policy().cuts.is_some());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever stands beside it, whether it was encoded before or not.
+        #[test]
+        fn pieces_give_the_ids_of_the_whole(
+            parts in prop::collection::vec(prop_oneof![
+                "[ -~\n]{0,700}",
+                Just("<|im_end|>".to_owned()),
+                Just("<|im_start|>".to_owned()),
+                Just("<|im_".to_owned()),
+                "\\PC{0,40}",
+            ], 0..12)
+        ) {
+            thread_local! { static TOKENS: Tokens = policy(); }
+            TOKENS.with(|tokens| {
+                let text = parts.concat();
+                for _ in 0..2 {
+                    prop_assert_eq!(tokens.encode(&text).unwrap(), tokens.encode_whole(&text).unwrap());
+                }
+                Ok(())
+            })?;
+        }
     }
 }

@@ -17,6 +17,7 @@ mod score;
 mod steps;
 mod summary;
 mod teacher;
+mod telemetry;
 mod tensorboard;
 mod text;
 mod trainer;

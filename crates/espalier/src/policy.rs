@@ -19,12 +19,36 @@ pub(crate) const TEXT_FILES: [&str; 5] = [
 
 /// Tokenizer and template.
 pub(crate) fn load_codec(folder: &Path) -> Result<Arc<Codec>, CliError> {
-    Codec::load(folder).map(Arc::new).map_err(|error| {
-        CliError::failed(
-            format!("policy {}: tokenizer and template", folder.display()),
-            error,
-        )
-    })
+    load_codec_with(folder, codec::Settings::default())
+}
+
+/// The same with settings of one's own.
+pub(crate) fn load_codec_with(
+    folder: &Path,
+    settings: codec::Settings,
+) -> Result<Arc<Codec>, CliError> {
+    Codec::load_with(folder, settings)
+        .map(Arc::new)
+        .map_err(|error| {
+            CliError::failed(
+                format!("policy {}: tokenizer and template", folder.display()),
+                error,
+            )
+        })
+}
+
+/// Tokenizer and template of the built-in policy, out of this program: it encodes any text, so it
+/// serves where nobody asks for the tokens of a model of one's own.
+pub(crate) fn built_in_codec(settings: codec::Settings) -> Result<Arc<Codec>, CliError> {
+    let failed = |error: String| CliError::failed("the built-in tokenizer", error);
+    let mut config: serde_json::Value =
+        serde_json::from_str(include_str!("../../../policy/tokenizer_config.json"))
+            .map_err(|error| failed(error.to_string()))?;
+    config["chat_template"] = include_str!("../../../policy/chat_template.jinja").into();
+    let tokenizer = include_bytes!("../../../policy/tokenizer.json");
+    Codec::from_parts(tokenizer, &config, settings)
+        .map(Arc::new)
+        .map_err(|error| failed(error.to_string()))
 }
 
 /// Weights, checked against the tokenizer.

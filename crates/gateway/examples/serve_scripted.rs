@@ -45,7 +45,7 @@ async fn main() -> Result<(), AnyError> {
     ledger.put_note(&name, true.into()).await?;
     gateway.open(Open {
         calls_max: u32::MAX,
-        key: Some(KEY.to_owned()),
+        key: Some(KEY.into()),
         ..support::rollout(&name)
     })?;
     let Some(LocalAddr::Tcp(address)) = gateway.local_addrs().first().cloned() else {

@@ -8,11 +8,14 @@
 //! | `POST /v1/rollouts/{id}/settle` | `{quiet_s?, limit_s?}` | [`crate::Status`] |
 //! | `POST /v1/rollouts/{id}/close` | `{reward?, disposition?, verdict?}` | the rollout as recorded |
 //! | `GET /v1/rollouts/{id}/calls` | | the calls as recorded |
-//! | `POST /v1/pause`, `POST /v1/resume` | | `{paused}` |
+//! | `POST /v1/pause` | `{drain_s?}`: how long to wait until the engine is at work on nothing | `{paused, drained}` |
+//! | `POST /v1/resume` | | `{paused}` |
+//! | `GET /v1/policy` | | `{version, engines}` |
+//! | `POST /v1/policy` | `{folder, version}`: weights that the engines can read | the same |
 //! | `GET /healthz` (no token) | | `{ok, rollouts}` |
 //! | `GET /metrics` | | Prometheus text |
 //!
-//! Errors are `{"error": {"message"}}` with 400, 401, 404, 409 or 500.
+//! Errors are `{"error": {"message"}}` with 400, 401, 404, 409, 500, or 502 when an engine said no.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,8 +28,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::{StatusCode, header};
 use record::{
-    Disposition, Fault, GroupId, Lineage, Rollout, RolloutId, RolloutSpec, Sampling, StageSeconds,
-    TaskId, Verdict,
+    Disposition, Fault, GroupId, Lineage, Rollout, RolloutId, RolloutSpec, Sampling, Secret,
+    StageSeconds, TaskId, Verdict,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -34,10 +37,9 @@ use sha2::{Digest, Sha256};
 
 use crate::serve::{Shared, now_ms};
 use crate::session::Session;
-use crate::{GatewayError, Open, registry};
+use crate::{Access, GatewayError, Open, registry};
 
-const CALLS_MAX_DEFAULT: u32 = 1024;
-const SETTLE_S_MAX: f64 = 3600.0;
+const WAIT_S_MAX: f64 = 3600.0;
 
 #[derive(Debug, Clone)]
 struct Admin {
@@ -46,11 +48,11 @@ struct Admin {
     base: Option<String>,
 }
 
-pub(crate) fn router(shared: Arc<Shared>, token: String, base: Option<String>) -> Router {
+pub(crate) fn router(shared: Arc<Shared>, token: &Secret, base: Option<String>) -> Router {
     let admin = Admin {
         shared,
         // Sums are compared, so that the time of comparison tells nothing of the token.
-        token_sum: Sha256::digest(token.as_bytes()).into(),
+        token_sum: Sha256::digest(token.expose().as_bytes()).into(),
         base,
     };
     Router::new()
@@ -61,6 +63,7 @@ pub(crate) fn router(shared: Arc<Shared>, token: String, base: Option<String>) -
         .route("/v1/rollouts/{id}/calls", get(calls))
         .route("/v1/pause", post(pause))
         .route("/v1/resume", post(resume))
+        .route("/v1/policy", get(policy).post(load))
         .route("/metrics", get(metrics))
         .route_layer(axum::middleware::from_fn_with_state(
             admin.clone(),
@@ -86,6 +89,7 @@ impl From<GatewayError> for Problem {
             GatewayError::RolloutOpen(_) => StatusCode::CONFLICT,
             GatewayError::TooManyRollouts { .. } => StatusCode::TOO_MANY_REQUESTS,
             GatewayError::Key => StatusCode::BAD_REQUEST,
+            GatewayError::Weights(_) => StatusCode::BAD_GATEWAY,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self(status, error.to_string())
@@ -146,6 +150,8 @@ async fn optional<T: Default + serde::de::DeserializeOwned>(
 #[serde(deny_unknown_fields, default)]
 struct Limits {
     calls_max: Option<u32>,
+    generated_tokens_max: Option<u64>,
+    seconds_max: Option<u64>,
 }
 
 /// A rollout that another orchestrator starts.
@@ -158,7 +164,7 @@ struct NewRollout {
     harness: Option<String>,
     labels: BTreeMap<String, String>,
     seed: u64,
-    sampling: Sampling,
+    sampling: Option<Sampling>,
     sampling_fixed: bool,
     limits: Limits,
 }
@@ -192,22 +198,16 @@ async fn open(State(admin): State<Admin>, request: Request) -> Result<Json<Value
             format!("rollout {id} is in the ledger already: use another id"),
         ));
     }
-    let (access, session) = admin.shared.registry.open(Open {
-        spec,
-        sampling: new.sampling,
+    let usual = Open::new(spec);
+    let open = Open {
+        sampling: new.sampling.unwrap_or_else(|| usual.sampling.clone()),
         sampling_fixed: new.sampling_fixed,
-        calls_max: new.limits.calls_max.unwrap_or(CALLS_MAX_DEFAULT),
-        key: None,
-    })?;
-    let saved = admin
-        .shared
-        .ledger
-        .put_rollout(rollout(&admin.shared, &session))
-        .await;
-    if let Err(error) = saved {
-        admin.shared.registry.close(&id);
-        return Err(error.into());
-    }
+        calls_max: new.limits.calls_max.unwrap_or(usual.calls_max),
+        generated_tokens_max: new.limits.generated_tokens_max,
+        seconds_max: new.limits.seconds_max,
+        ..usual
+    };
+    let access = open_noted(&admin.shared, open).await?;
     let base_url = admin
         .base
         .as_ref()
@@ -215,6 +215,18 @@ async fn open(State(admin): State<Admin>, request: Request) -> Result<Json<Value
     Ok(Json(json!({
         "id": id, "key": access.key, "path": access.path, "base_url": base_url,
     })))
+}
+
+/// Opens a rollout and notes it in the ledger.
+pub(crate) async fn open_noted(shared: &Shared, open: Open) -> Result<Access, GatewayError> {
+    let id = open.spec.id.clone();
+    let (access, session) = shared.registry.open(open)?;
+    let saved = shared.ledger.put_rollout(rollout(shared, &session)).await;
+    if let Err(error) = saved {
+        shared.registry.close(&id);
+        return Err(error.into());
+    }
+    Ok(access)
 }
 
 fn rollout(shared: &Shared, session: &Session) -> Rollout {
@@ -275,6 +287,16 @@ async fn status(
         .ok_or_else(|| GatewayError::UnknownRollout(id).into())
 }
 
+fn seconds(name: &str, value: f64) -> Result<Duration, Problem> {
+    if (0.0..=WAIT_S_MAX).contains(&value) {
+        Ok(Duration::from_secs_f64(value))
+    } else {
+        Err(bad(format!(
+            "{name}: expected 0 to {WAIT_S_MAX} seconds, found {value}"
+        )))
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settle {
@@ -298,15 +320,6 @@ async fn settle(
 ) -> Result<Json<crate::Status>, Problem> {
     let id = known(&id)?;
     let wish: Settle = optional(request).await?;
-    let seconds = |name: &str, value: f64| {
-        if (0.0..=SETTLE_S_MAX).contains(&value) {
-            Ok(Duration::from_secs_f64(value))
-        } else {
-            Err(bad(format!(
-                "{name}: expected 0 to {SETTLE_S_MAX} seconds, found {value}"
-            )))
-        }
-    };
     let (quiet, limit) = (
         seconds("quiet_s", wish.quiet_s)?,
         seconds("limit_s", wish.limit_s)?,
@@ -401,9 +414,50 @@ async fn calls(
     Ok(Json(calls))
 }
 
-async fn pause(State(admin): State<Admin>) -> Json<Value> {
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Pause {
+    drain_s: f64,
+}
+
+async fn pause(State(admin): State<Admin>, request: Request) -> Result<Json<Value>, Problem> {
+    let wish: Pause = optional(request).await?;
+    let limit = seconds("drain_s", wish.drain_s)?;
     admin.shared.paused.send_replace(true);
-    Json(json!({"paused": true}))
+    let drained = admin.shared.drained(limit).await;
+    Ok(Json(json!({"paused": true, "drained": drained})))
+}
+
+async fn policy(State(admin): State<Admin>) -> Json<Value> {
+    Json(shown_policy(&admin.shared))
+}
+
+fn shown_policy(shared: &Shared) -> Value {
+    let members = shared.engine.members();
+    let engines: Vec<Value> = members
+        .iter()
+        .map(|member| {
+            json!({"name": member.name, "up": member.up, "in_flight": member.in_flight,
+                "requests": member.requests, "outages": member.outages})
+        })
+        .collect();
+    json!({"version": shared.engine.policy_version(), "engines": engines})
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Load {
+    folder: Option<std::path::PathBuf>,
+    version: Option<record::PolicyVersion>,
+}
+
+async fn load(State(admin): State<Admin>, request: Request) -> Result<Json<Value>, Problem> {
+    let wish: Load = optional(request).await?;
+    let (Some(folder), Some(version)) = (wish.folder, wish.version) else {
+        return Err(bad("expected `folder` and `version`"));
+    };
+    admin.shared.load_weights(&folder, version).await?;
+    Ok(Json(shown_policy(&admin.shared)))
 }
 
 async fn resume(State(admin): State<Admin>) -> Json<Value> {
@@ -416,5 +470,5 @@ async fn health(State(admin): State<Admin>) -> Json<Value> {
 }
 
 async fn metrics(State(admin): State<Admin>) -> String {
-    admin.shared.metrics.text()
+    admin.shared.metrics_text()
 }

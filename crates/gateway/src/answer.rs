@@ -15,13 +15,14 @@ use wire::Target;
 
 use crate::attempt::{AttemptGuard, Place};
 use crate::connection::Parked;
+use crate::prompt;
 use crate::receive::{self, Share};
 use crate::refusal::{Cause, Refusal};
 use crate::registry::Found;
 use crate::reply::{Delivery, ReplyBody, Shape};
 use crate::route;
 use crate::serve::{Shared, now_ms};
-use crate::session::{AdmissionKind, Arrival, Outcome, Session};
+use crate::session::{AdmissionKind, Arrival, Asked, Outcome, Session};
 use crate::work::{self, Work};
 
 /// Bodies above this are parsed off the async workers.
@@ -64,7 +65,7 @@ pub(crate) async fn count(
         let session = find(shared, &request)?;
         let Received { request, .. } = receive(shared, dialect, target, request).await?;
         let request = with_history(&session, request)?;
-        let tokens = work::count(shared, &session, request.conversation).await?;
+        let tokens = prompt::count(shared, &session, request.conversation).await?;
         Ok(wire::dialect::count_body(dialect, tokens).unwrap_or_default())
     };
     match counted.await {
@@ -96,6 +97,7 @@ struct Received {
     /// The body as it came.
     body: Value,
     request: wire::Request,
+    digest: String,
     place: Arc<Place>,
 }
 
@@ -127,7 +129,7 @@ async fn receive(
     let limit = Duration::from_secs(shared.config.body_timeout_s);
     let body = receive::read(body, shared.config.body_bytes_max, limit, &mut share).await?;
     let place = Arc::new(Place::new(shared, permit, share));
-    let (body, request) = if body.len() > PARSE_INLINE_BYTES_MAX {
+    let (body, request, digest) = if body.len() > PARSE_INLINE_BYTES_MAX {
         tokio::task::spawn_blocking(move || read_request(dialect, &body, &target))
             .await
             .map_err(|_| Refusal::new(Cause::ShuttingDown, "the gateway is going down"))??
@@ -138,6 +140,7 @@ async fn receive(
         headers: head.headers,
         body,
         request,
+        digest,
         place,
     })
 }
@@ -166,16 +169,24 @@ async fn serve(
         body,
         request,
         place,
+        digest,
     } = receive(shared, dialect, target, request).await?;
-    let request = with_history(session, request)?;
+    let mut request = with_history(session, request)?;
     check_ledger(shared).await?;
-    let digest = wire::digest(dialect, &body);
+    session.undo_edits(&mut request.conversation);
+    let asked = Asked::of(&request);
+    let conversation = Arc::new(request.conversation);
     let admission = session.admit(&Arrival {
         digest: &digest,
+        conversation: &conversation,
+        asked: &asked,
         says_retry: route::says_retry(&headers),
         stream: request.stream,
         now_ms: now_ms(),
     })?;
+    if admission.edited {
+        shared.metrics.edited.inc();
+    }
     let delivery = Delivery {
         attempt: AttemptGuard::new(
             Arc::clone(session),
@@ -186,6 +197,11 @@ async fn serve(
         parked: Arc::clone(parked),
     };
     let stream = request.stream;
+    let compaction = request
+        .form
+        .compaction
+        .as_ref()
+        .is_some_and(|compaction| compaction.route);
     let shape = Shape {
         dialect,
         form: request.form.clone(),
@@ -210,13 +226,21 @@ async fn serve(
         }
     };
     if let Some(tell) = tell {
+        let mut kept = route::kept_headers(&headers);
+        if compaction {
+            // The record has no paths, and this one says of which class the call is.
+            kept.push((":path".to_owned(), "/responses/compact".to_owned()));
+        }
         let work = Work {
             index: admission.index,
             dialect,
             digest,
-            headers: route::kept_headers(&headers),
+            headers: kept,
             body,
-            request,
+            conversation: admission.conversation,
+            sampling: request.sampling,
+            model: request.model,
+            instructed: request.instructed,
         };
         let (shared_, session_) = (Arc::clone(shared), Arc::clone(session));
         shared.tasks.spawn(async move {
@@ -236,7 +260,7 @@ fn read_request(
     dialect: Dialect,
     body: &[u8],
     target: &Target,
-) -> Result<(Value, wire::Request), Refusal> {
+) -> Result<(Value, wire::Request, String), Refusal> {
     let body: Value = serde_json::from_slice(body).map_err(|error| {
         Refusal::new(
             Cause::NotJson,
@@ -245,7 +269,12 @@ fn read_request(
     })?;
     let request = wire::dialect::parse(dialect, &body, target)
         .map_err(|error| Refusal::new(Cause::BadRequest, error.to_string()))?;
-    Ok((body, request))
+    let mut digest = wire::digest(dialect, &body);
+    if target.compact {
+        // The path is a part of what is asked.
+        digest = wire::digest(dialect, &serde_json::json!({"compact": digest}));
+    }
+    Ok((body, request, digest))
 }
 
 /// A ledger without space refuses calls before the engine works for nothing. A small write finds

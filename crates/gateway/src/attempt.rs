@@ -113,7 +113,8 @@ impl Drop for AttemptGuard {
 }
 
 async fn save(shared: &Shared, session: &Session, index: u32) {
-    let _in_order = session.writing.lock().await;
+    let writing = session.writing(index);
+    let _in_order = writing.lock().await;
     // Not there yet: the call will be saved with the attempts as they are then.
     if !session.is_saved(index) {
         return;

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use record::Secret;
+
 use crate::GatewayError;
 
 /// Where harnesses may connect.
@@ -16,20 +18,12 @@ pub enum Listen {
 }
 
 /// The admin API.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admin {
     /// Its own listener, which sandboxes must not be able to reach.
     pub listen: SocketAddr,
     /// Bearer token, at least 16 bytes.
-    pub token: String,
-}
-
-impl std::fmt::Debug for Admin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Admin")
-            .field("listen", &self.listen)
-            .finish_non_exhaustive()
-    }
+    pub token: Secret,
 }
 
 /// Settings of a gateway.
@@ -63,8 +57,14 @@ pub struct Config {
     pub write_timeout_s: u64,
     /// Seconds for one generation; then it counts as an engine failure.
     pub engine_timeout_s: u64,
+    /// Seconds that a generation goes on when no client waits for it any more; then it is
+    /// cancelled. Longer than clients pause before they try again, or their work is done twice.
+    pub abandon_after_s: u64,
     /// Seconds that a call waits while the gateway is paused; then 503.
     pub pause_timeout_s: u64,
+    /// Whether calls become spans of the global OpenTelemetry tracer, which the program has
+    /// installed.
+    pub spans: bool,
     /// Unmarked repeats of a delivered call that are answered with the same reply.
     pub replays_max: u32,
 }
@@ -86,7 +86,9 @@ impl Default for Config {
             body_timeout_s: 60,
             write_timeout_s: 60,
             engine_timeout_s: 600,
+            abandon_after_s: 120,
             pause_timeout_s: 600,
+            spans: false,
             replays_max: 2,
         }
     }
@@ -110,7 +112,7 @@ impl Config {
             return refuse("calls_in_flight_max and connections_max", "at least 1");
         }
         if let Some(admin) = &self.admin
-            && admin.token.len() < 16
+            && admin.token.expose().len() < 16
         {
             return refuse("admin.token", "at least 16 bytes");
         }

@@ -50,6 +50,12 @@ pub enum GatewayError {
     /// No such rollout.
     #[error("rollout {0} is not open here")]
     UnknownRollout(RolloutId),
+    /// The engine did not take new weights, and goes on with those that it had.
+    #[error("new weights: {0}; the engine goes on with those that it had")]
+    Weights(engine::EngineError),
+    /// The ledger could not note a rollout.
+    #[error(transparent)]
+    Ledger(#[from] ledger::LedgerError),
     /// The system gave no random bytes.
     #[error("no random bytes for a key: {0}")]
     Random(String),

@@ -8,9 +8,12 @@
 //! | [`error`] | why the gateway itself cannot do something |
 //! | [`refusal`] | why a request is refused: name, status, counter |
 //! | `registry` | key → session, opening, closing, tombstones of closed rollouts |
-//! | `session` | one rollout: calls, attempts, the retry rule, settling |
+//! | `session` | one rollout: calls, attempts, the retry rule, budgets, settling |
+//! | `status` | what an orchestrator may know of a rollout |
+//! | `edits` | histories that a client edited after it lost a reply |
 //! | `attempt` | one try of a call, from arrival to a durable outcome |
 //! | `work` | one call: prompt, engine, parse, ledger |
+//! | `prompt` | the prompt of a call, and how its reply is to be drawn |
 //! | `route` | path and credentials of a request |
 //! | `receive` | reading a body within limits |
 //! | `answer` | from request to response, in any dialect; counts of tokens |
@@ -20,6 +23,7 @@
 //! | `serve` | listeners, connections, shutdown |
 //! | `admin` | the JSON API for other orchestrators, on its own listener |
 //! | `metrics` | Prometheus counters |
+//! | `spans` | OpenTelemetry spans of calls |
 //!
 //! # Invariants
 //! - **I1** The ids of [`record::Call`] are the ids that the engine consumed and produced.
@@ -45,12 +49,24 @@
 //!    lose a reply after the kernel took it. The cap frees an agent that sends the same history on
 //!    purpose, hoping for another answer.)
 //!
+//! A request with another digest is an attempt too when it is an **edited** copy of one whose reply
+//! was lost (`edits`): the partial text as a further turn, the user's message twice. The model then
+//! sees the history without the edit, now and in later requests; the record has the body as it came.
+//!
 //! Anything else is a new call with the next index and its own seed. The last call with the digest
 //! is the one that is compared.
 //!
-//! A client that goes away does not stop the generation: most clients come back with the same
-//! request, and then find the answer. The engine's deadline, closing the rollout and shutdown stop
-//! it. An attempt is recorded as `ClientGone` until its last byte was handed to the kernel.
+//! A client that goes away does not stop the generation at once: most clients come back with the
+//! same request, and then find the answer. When none waits for
+//! [`config::Config::abandon_after_s`], it is cancelled; so it is at the engine's deadline, when the
+//! rollout is closed or its time is over, and at shutdown. An attempt is recorded as `ClientGone`
+//! until its last byte was handed to the kernel.
+//!
+//! # Budgets
+//!
+//! A rollout may have a limit of calls, of generated tokens and of seconds ([`Open`]). At a limit,
+//! and after settling, new calls get a 401 with `x-should-retry: false`, on which harnesses stop
+//! ([`wire::ErrorKind::Ended`] says why not 400 or 409); which limit it was stands in [`Status`].
 //!
 //! # Early headers
 //!
@@ -67,7 +83,9 @@ mod admin;
 mod answer;
 mod attempt;
 mod connection;
+mod edits;
 mod metrics;
+mod prompt;
 mod receive;
 mod registry;
 mod reply;
@@ -75,18 +93,20 @@ mod responses;
 mod route;
 mod serve;
 mod session;
+mod spans;
+mod status;
 mod work;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use record::{RolloutId, RolloutSpec, Sampling};
+use record::{RolloutId, RolloutSpec, Sampling, Secret};
 
 pub use config::{Admin, Config, Listen};
 pub use error::GatewayError;
+pub use prompt::call_seed;
 pub use serve::LocalAddr;
-pub use session::Status;
-pub use work::call_seed;
+pub use status::Status;
 
 /// Version of the gateway, as recorded with every rollout that it captures.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -102,8 +122,33 @@ pub struct Open {
     pub sampling_fixed: bool,
     /// New calls beyond this many are refused.
     pub calls_max: u32,
+    /// New calls are refused once this many tokens were generated. A call's own limit is lowered
+    /// to what is left, so only calls at the same time can exceed it.
+    pub generated_tokens_max: Option<u64>,
+    /// New calls are refused so many seconds after opening, and generations are cut off then.
+    pub seconds_max: Option<u64>,
     /// The secret; 32 random hexadecimal digits when `None`.
-    pub key: Option<String>,
+    pub key: Option<Secret>,
+}
+
+impl Open {
+    /// A rollout with 1024 calls of up to 32,768 tokens each, which most harnesses wish for, no
+    /// other budget, and a key of its own.
+    #[must_use]
+    pub fn new(spec: RolloutSpec) -> Self {
+        Self {
+            spec,
+            sampling: Sampling {
+                tokens_max: 32_768,
+                ..Sampling::default()
+            },
+            sampling_fixed: false,
+            calls_max: 1024,
+            generated_tokens_max: None,
+            seconds_max: None,
+            key: None,
+        }
+    }
 }
 
 /// How a harness reaches its rollout.
@@ -200,7 +245,36 @@ impl Gateway {
     /// All metrics in Prometheus text form.
     #[must_use]
     pub fn metrics_text(&self) -> String {
-        self.shared.metrics.text()
+        self.shared.metrics_text()
+    }
+
+    /// As [`Gateway::open`], and notes the rollout in the ledger: for rollouts that nobody but
+    /// this gateway knows of.
+    ///
+    /// # Errors
+    /// As [`Gateway::open`]; [`GatewayError::Ledger`].
+    pub async fn open_noted(&self, open: Open) -> Result<Access, GatewayError> {
+        admin::open_noted(&self.shared, open).await
+    }
+
+    /// Waits until the engine is at work on nothing, at most for `limit`; says whether that was
+    /// so. While paused it stays so.
+    pub async fn drained(&self, limit: Duration) -> bool {
+        self.shared.drained(limit).await
+    }
+
+    /// Gives the engine new weights from a Hugging Face folder. What becomes of its requests in
+    /// flight is the engine's own; to have none, [`Gateway::pause`] and [`Gateway::drained`] come
+    /// first. Every generation says which weights made which of its tokens.
+    ///
+    /// # Errors
+    /// [`GatewayError::Weights`]; the engine goes on with the weights that it had.
+    pub async fn load_weights(
+        &self,
+        folder: &std::path::Path,
+        version: record::PolicyVersion,
+    ) -> Result<(), GatewayError> {
+        self.shared.load_weights(folder, version).await
     }
 
     /// Holds back new engine calls until [`Gateway::resume`]. A call waits at most

@@ -1,9 +1,10 @@
 //! Prometheus counters of one gateway, in a registry of its own.
 
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
-    Registry, TextEncoder,
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
+use record::Dialect;
 
 use crate::refusal::Cause;
 
@@ -18,15 +19,29 @@ pub(crate) struct Metrics {
     pub(crate) attempts: IntCounterVec,
     pub(crate) retries: IntCounterVec,
     pub(crate) tokens: IntCounterVec,
+    /// Encoded tokens of prompts by the cause for which they did not continue.
+    pub(crate) encoded: IntCounterVec,
     pub(crate) echoes: IntCounterVec,
+    pub(crate) shapes: IntCounterVec,
     pub(crate) parse_failures: IntCounter,
     pub(crate) memory_full: IntCounter,
+    pub(crate) abandoned: IntCounter,
+    pub(crate) edited: IntCounter,
+    pub(crate) images: IntCounter,
     pub(crate) refused: IntCounterVec,
     pub(crate) engine_failures: IntCounterVec,
     pub(crate) in_flight: IntGauge,
     pub(crate) rollouts: IntGauge,
     pub(crate) connections: IntGauge,
+    pub(crate) engine_requests: IntGauge,
+    pub(crate) paused: IntGauge,
+    pub(crate) policy_version: IntGauge,
+    engine_up: IntGaugeVec,
+    engine_in_flight: IntGaugeVec,
+    engine_outages: IntGaugeVec,
+    calls_s: HistogramVec,
     pub(crate) render_s: Histogram,
+    pub(crate) paused_s: Histogram,
     pub(crate) engine_s: Histogram,
     pub(crate) save_s: Histogram,
 }
@@ -54,6 +69,20 @@ impl Metrics {
             registry.register(Box::new(gauge.clone()))?;
             Ok(gauge)
         };
+        let gauges = |short: &str, help: &str, label: &str| {
+            let gauges = IntGaugeVec::new(Opts::new(name(short), help), &[label])?;
+            registry.register(Box::new(gauges.clone()))?;
+            Ok::<_, prometheus::Error>(gauges)
+        };
+        let calls_s = HistogramVec::new(
+            HistogramOpts::new(
+                name("call_seconds"),
+                "Seconds from a call's admission to its reply or refusal, by dialect.",
+            )
+            .buckets(STAGE_BUCKETS_S.to_vec()),
+            &["dialect"],
+        )?;
+        registry.register(Box::new(calls_s.clone()))?;
         let stages = HistogramVec::new(
             HistogramOpts::new(name("stage_seconds"), "Seconds of a call by stage.")
                 .buckets(STAGE_BUCKETS_S.to_vec()),
@@ -81,9 +110,28 @@ impl Metrics {
                 &[
                     "prompt_exact",
                     "prompt_encoded",
+                    "prompt_repaired",
                     "prompt_cached",
                     "generated",
                 ],
+            )?,
+            encoded: counters(
+                "encoded_tokens_total",
+                "Tokens of prompts that were encoded, by why they did not continue.",
+                "cause",
+                &[
+                    "first",
+                    "new_messages",
+                    "foreign_turn",
+                    "other_root",
+                    "no_exact_mode",
+                ],
+            )?,
+            shapes: counters(
+                "calls_by_shape_total",
+                "Calls by what is seen of them at once; classes are told from the whole tree.",
+                "shape",
+                &["continued", "root", "root_without_tools", "compaction"],
             )?,
             echoes: counters(
                 "echoes_total",
@@ -98,6 +146,18 @@ impl Metrics {
             memory_full: counter(
                 "memory_full_total",
                 "Calls that the rollout's memory could not take.",
+            )?,
+            abandoned: counter(
+                "abandoned_total",
+                "Generations cancelled because no client waited any more.",
+            )?,
+            edited: counter(
+                "edited_total",
+                "Attempts whose client had edited the history after it lost a reply.",
+            )?,
+            images: counter(
+                "images_total",
+                "Images in prompts that the model was told of instead of shown.",
             )?,
             refused: counters(
                 "refused_total",
@@ -121,6 +181,26 @@ impl Metrics {
             in_flight: gauge("requests_in_flight", "Requests with a key being served.")?,
             rollouts: gauge("rollouts_open", "Open rollouts.")?,
             connections: gauge("connections", "Open connections.")?,
+            engine_requests: gauge("engine_requests", "Requests that the engine has now.")?,
+            paused: gauge("paused", "Whether calls are held back from the engine.")?,
+            policy_version: gauge("policy_version", "The weights that the next call sees.")?,
+            engine_up: gauges(
+                "engine_up",
+                "Whether an engine of the pool is served.",
+                "engine",
+            )?,
+            engine_in_flight: gauges(
+                "engine_in_flight",
+                "Requests that an engine of the pool has now.",
+                "engine",
+            )?,
+            engine_outages: gauges(
+                "engine_outages",
+                "How often an engine of the pool was taken out.",
+                "engine",
+            )?,
+            calls_s,
+            paused_s: stages.with_label_values(&["paused"]),
             render_s: stages.with_label_values(&["render"]),
             engine_s: stages.with_label_values(&["engine"]),
             save_s: stages.with_label_values(&["save"]),
@@ -132,11 +212,40 @@ impl Metrics {
         self.refused.with_label_values(&[cause.name()]).inc();
     }
 
+    pub(crate) fn call_took(&self, dialect: Dialect, seconds: f64) {
+        self.calls_s
+            .with_label_values(&[dialect_name(dialect)])
+            .observe(seconds);
+    }
+
+    pub(crate) fn engines(&self, members: &[engine::Member]) {
+        let set = |gauges: &IntGaugeVec, name: &str, value: u64| {
+            gauges
+                .with_label_values(&[name])
+                .set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        for member in members {
+            set(&self.engine_up, &member.name, u64::from(member.up));
+            set(&self.engine_in_flight, &member.name, member.in_flight);
+            set(&self.engine_outages, &member.name, member.outages);
+        }
+    }
+
     pub(crate) fn text(&self) -> String {
         let mut out = Vec::new();
         match TextEncoder::new().encode(&self.registry.gather(), &mut out) {
             Ok(()) => String::from_utf8_lossy(&out).into_owned(),
             Err(error) => format!("# {error}\n"),
         }
+    }
+}
+
+/// The word used in metrics and spans.
+pub(crate) fn dialect_name(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Chat => "chat",
+        Dialect::Responses => "responses",
+        Dialect::Messages => "messages",
+        Dialect::Gemini => "gemini",
     }
 }

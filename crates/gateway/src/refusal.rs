@@ -31,12 +31,20 @@ pub enum Cause {
     Settled,
     /// Over the rollout's `calls_max`.
     CallsMax,
+    /// Over the rollout's `generated_tokens_max`.
+    TokensMax,
+    /// Over the rollout's `seconds_max`.
+    SecondsMax,
     /// Over `calls_in_flight_max`.
     InFlightMax,
     /// The engine's queue is full.
     EngineBusy,
     /// The engine failed.
     EngineFailed,
+    /// The engine will never answer this request.
+    EngineRefused,
+    /// No client waited for the answer any more.
+    Abandoned,
     /// Paused for longer than `pause_timeout_s`.
     Paused,
     /// The ledger cannot save.
@@ -47,7 +55,7 @@ pub enum Cause {
 
 impl Cause {
     /// Every cause, for the counters.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 20] = [
         Self::Unauthorized,
         Self::NotFound,
         Self::NotJson,
@@ -58,9 +66,13 @@ impl Cause {
         Self::BodiesFull,
         Self::Settled,
         Self::CallsMax,
+        Self::TokensMax,
+        Self::SecondsMax,
         Self::InFlightMax,
         Self::EngineBusy,
         Self::EngineFailed,
+        Self::EngineRefused,
+        Self::Abandoned,
         Self::Paused,
         Self::LedgerFailed,
         Self::ShuttingDown,
@@ -80,31 +92,37 @@ impl Cause {
             Self::BodiesFull => "bodies_full",
             Self::Settled => "settled",
             Self::CallsMax => "calls_max",
+            Self::TokensMax => "tokens_max",
+            Self::SecondsMax => "seconds_max",
             Self::InFlightMax => "in_flight_max",
             Self::EngineBusy => "engine_busy",
             Self::EngineFailed => "engine_failed",
+            Self::EngineRefused => "engine_refused",
+            Self::Abandoned => "abandoned",
             Self::Paused => "paused",
             Self::LedgerFailed => "ledger_failed",
             Self::ShuttingDown => "shutting_down",
         }
     }
 
-    /// What a dialect makes of it. `CallsMax` is a 400, because that is final for nearly every
-    /// client while a 429 is retried for minutes; engine failures are 503, which all retry.
+    /// What a dialect makes of it. A rollout that is over, or has used up a budget, is told so in
+    /// the way on which harnesses stop ([`ErrorKind::Ended`]); engine failures are 503, which all
+    /// retry, unless a repetition cannot help.
     #[must_use]
     pub fn kind(self) -> ErrorKind {
         match self {
             Self::Unauthorized => ErrorKind::Unauthorized,
             Self::NotFound => ErrorKind::NotFound,
-            Self::NotJson | Self::BadRequest | Self::BodyIncomplete | Self::CallsMax => {
+            Self::NotJson | Self::BadRequest | Self::BodyIncomplete | Self::EngineRefused => {
                 ErrorKind::InvalidRequest
             }
             Self::TooLong => ErrorKind::TooLong,
             Self::BodyTooLarge => ErrorKind::TooLarge,
-            Self::Settled => ErrorKind::Settled,
+            Self::Settled | Self::CallsMax | Self::TokensMax | Self::SecondsMax => ErrorKind::Ended,
             Self::InFlightMax | Self::EngineBusy => ErrorKind::RateLimit { retry_after_s: 1 },
             Self::BodiesFull
             | Self::EngineFailed
+            | Self::Abandoned
             | Self::Paused
             | Self::LedgerFailed
             | Self::ShuttingDown => ErrorKind::Overloaded,
@@ -131,7 +149,11 @@ impl Refusal {
     pub(crate) fn response(&self, dialect: Dialect) -> Response<ReplyBody> {
         let kind = self.cause.kind();
         let (status, mut body) = wire::dialect::error_body(dialect, &kind, &self.message);
-        if self.cause == Cause::CallsMax
+        let budget = matches!(
+            self.cause,
+            Cause::CallsMax | Cause::TokensMax | Cause::SecondsMax
+        );
+        if budget
             && let Some(code @ (Value::String(_) | Value::Null)) = body.pointer_mut("/error/code")
         {
             *code = self.cause.name().into();
@@ -144,6 +166,10 @@ impl Refusal {
             header::CONTENT_TYPE,
             header::HeaderValue::from_static("application/json"),
         );
+        if !kind.retryable() {
+            // The SDKs of OpenAI and Anthropic obey it, whatever the status.
+            headers.insert("x-should-retry", header::HeaderValue::from_static("false"));
+        }
         if let Some(seconds) = kind.retry_after_s() {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }

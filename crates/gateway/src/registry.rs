@@ -4,12 +4,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use record::RolloutId;
+use record::{RolloutId, Secret};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Metrics;
 use crate::serve::now_ms;
-use crate::session::{Session, Status};
+use crate::session::Session;
+use crate::status::Status;
 use crate::{Access, Config, GatewayError, Open};
 
 #[derive(Debug, Clone)]
@@ -28,11 +29,11 @@ pub(crate) enum Found {
 
 #[derive(Debug, Default)]
 struct Inner {
-    by_key: HashMap<String, Entry>,
-    open: HashMap<RolloutId, (String, Arc<Session>)>,
+    by_key: HashMap<Secret, Entry>,
+    open: HashMap<RolloutId, (Secret, Arc<Session>)>,
     closed: HashMap<RolloutId, Status>,
     /// In the order of closing, oldest first.
-    tombstones: VecDeque<(RolloutId, String)>,
+    tombstones: VecDeque<(RolloutId, Secret)>,
 }
 
 #[derive(Debug)]
@@ -65,12 +66,13 @@ impl Registry {
         let key = match &open.key {
             Some(key) => {
                 let good = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
-                if !(8..=128).contains(&key.len()) || !key.bytes().all(good) {
+                let text = key.expose();
+                if !(8..=128).contains(&text.len()) || !text.bytes().all(good) {
                     return Err(GatewayError::Key);
                 }
                 key.clone()
             }
-            None => random_key()?,
+            None => Secret::new(random_key()?),
         };
         let id = open.spec.id.clone();
         let mut inner = self.lock();
@@ -99,8 +101,8 @@ impl Registry {
         drop(inner);
         self.metrics.rollouts.inc();
         let access = Access {
-            path: format!("/r/{key}"),
-            key,
+            path: format!("/r/{}", key.expose()),
+            key: key.expose().to_owned(),
         };
         Ok((access, session))
     }

@@ -36,6 +36,13 @@ pub(crate) fn route(method: &Method, uri: &Uri, headers: &HeaderMap) -> Route {
             ("chat", "completions") => Route::Call(Dialect::Chat, Target::default()),
             ("messages", "count_tokens") => Route::Count(Dialect::Messages, Target::default()),
             ("responses", "input_tokens") => Route::Count(Dialect::Responses, Target::default()),
+            ("responses", "compact") => Route::Call(
+                Dialect::Responses,
+                Target {
+                    compact: true,
+                    ..Target::default()
+                },
+            ),
             (_, "messages") => Route::Call(Dialect::Messages, Target::default()),
             (_, "responses") => Route::Call(Dialect::Responses, Target::default()),
             (_, end) => gemini(end, uri).unwrap_or(Route::Unknown(spoken)),
@@ -71,6 +78,7 @@ fn gemini(segment: &str, uri: &Uri) -> Option<Route> {
         model: model.to_owned(),
         stream,
         json_list: stream && !server_sent,
+        compact: false,
     };
     match method {
         "generateContent" | "streamGenerateContent" => Some(Route::Call(Dialect::Gemini, target)),
@@ -209,6 +217,16 @@ mod tests {
                 Route::Call(Dialect::Messages, Target::default()),
             ),
             (
+                "responses/compact",
+                Route::Call(
+                    Dialect::Responses,
+                    Target {
+                        compact: true,
+                        ..Target::default()
+                    },
+                ),
+            ),
+            (
                 "messages/count_tokens",
                 Route::Count(Dialect::Messages, Target::default()),
             ),
@@ -237,10 +255,6 @@ mod tests {
             Route::Model(Dialect::Chat, "m-1".to_owned())
         );
         assert_eq!(post("/v1/completions"), Route::Unknown(Dialect::Chat));
-        assert_eq!(
-            post("/v1/responses/compact"),
-            Route::Unknown(Dialect::Responses)
-        );
         for path in [
             "/",
             "/r/k",
@@ -261,6 +275,7 @@ mod tests {
             model: "m-1".to_owned(),
             stream,
             json_list,
+            compact: false,
         };
         for (end, expected) in [
             (

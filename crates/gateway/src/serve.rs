@@ -57,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) registry: Registry,
     pub(crate) paused: watch::Sender<bool>,
+    /// Requests that the engine is at work on.
+    pub(crate) asking: watch::Sender<usize>,
     /// New calls are refused.
     pub(crate) refusing: AtomicBool,
     pub(crate) in_flight: Arc<Semaphore>,
@@ -97,6 +99,7 @@ impl Shared {
             ledger,
             metrics,
             paused: watch::Sender::new(false),
+            asking: watch::Sender::new(0),
             refusing: AtomicBool::new(false),
             tasks: TaskTracker::new(),
             runtime: tokio::runtime::Handle::current(),
@@ -104,6 +107,44 @@ impl Shared {
             abandon,
             cut: CancellationToken::new(),
         })
+    }
+
+    /// Waits until the engine is at work on nothing; says whether that was so within `limit`.
+    pub(crate) async fn drained(&self, limit: Duration) -> bool {
+        let mut asking = self.asking.subscribe();
+        let nothing = asking.wait_for(|asking| *asking == 0);
+        tokio::time::timeout(limit, nothing).await.is_ok()
+    }
+
+    /// New weights for the engine; see [`engine::Engine::load_weights`].
+    pub(crate) async fn load_weights(
+        &self,
+        folder: &Path,
+        version: record::PolicyVersion,
+    ) -> Result<(), GatewayError> {
+        let started = tokio::time::Instant::now();
+        let loaded = self.engine.load_weights(folder, version).await;
+        let folder = folder.display();
+        match &loaded {
+            Ok(()) => tracing::info!(
+                %folder, version, seconds = started.elapsed().as_secs_f64(), "new weights"
+            ),
+            Err(error) => tracing::warn!(%folder, version, %error, "weights were not loaded"),
+        }
+        loaded.map_err(GatewayError::Weights)
+    }
+
+    /// All metrics, with those of the engines as they are now.
+    pub(crate) fn metrics_text(&self) -> String {
+        self.metrics.engines(&self.engine.members());
+        self.metrics
+            .policy_version
+            .set(i64::try_from(self.engine.policy_version()).unwrap_or(i64::MAX));
+        self.metrics
+            .engine_requests
+            .set(i64::try_from(*self.asking.borrow()).unwrap_or(i64::MAX));
+        self.metrics.paused.set(i64::from(*self.paused.borrow()));
+        self.metrics.text()
     }
 
     /// Everything ends as soon as it is polled again.
@@ -185,7 +226,7 @@ impl Servers {
                 _ => None,
             });
             addresses.push(LocalAddr::Admin(address));
-            let router = admin::router(Arc::clone(shared), config.token.clone(), base);
+            let router = admin::router(Arc::clone(shared), &config.token, base);
             listeners.push(Listener::Admin(listener, router));
         }
         for listener in listeners {

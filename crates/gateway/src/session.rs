@@ -1,55 +1,25 @@
 //! One rollout at the gateway: its calls, their attempts, the retry rule, settling. All state is
 //! behind one lock that is never held across a wait.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod waiting;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use codec::Memory;
-use record::{Attempt, AttemptOutcome, CallId, Fault, RolloutSpec, Sampling};
-use serde::Serialize;
+use record::{Attempt, AttemptOutcome, CallId, Conversation, Fault, RolloutSpec, Sampling};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::edits::{self, Edits};
 use crate::refusal::{Cause, Refusal};
 use crate::responses::Responses;
+use crate::status::Status;
 
-/// What is known of a rollout.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Status {
-    /// Calls, retries not counted again.
-    pub calls: u32,
-    /// Attempts of these calls.
-    pub attempts: u32,
-    /// Calls that are being worked on or delivered.
-    pub in_flight: u32,
-    /// Attempts that joined a call in flight.
-    pub joined: u32,
-    /// Attempts that got an answer once more.
-    pub replayed: u32,
-    /// Attempts after a failed one of the same call.
-    pub asked_again: u32,
-    /// Requests refused, for whatever cause.
-    pub refused: u32,
-    /// Times that the engine failed.
-    pub engine_failures: u32,
-    /// Attempts whose client went away before the whole reply was out.
-    pub client_gone: u32,
-    /// Generations that could not be parsed.
-    pub parse_failed: u32,
-    /// Prompts that did not fit.
-    pub too_long: u32,
-    /// Whether a call was refused because of `calls_max`.
-    pub calls_max_hit: bool,
-    /// The fault of the latest call that failed by our doing and was not answered in a later
-    /// attempt. `None` when every call got its answer in the end.
-    pub last_fault: Option<Fault>,
-    /// Whether the record is complete.
-    pub settled: bool,
-    /// Whether the rollout was closed.
-    pub closed: bool,
-}
+/// Calls whose reply may be lost and whose request may come back edited.
+const RECENT_MAX: usize = 8;
 
 /// How a call ended: a reply, or why there is none.
 pub(crate) type Outcome = Result<Arc<wire::Reply>, Arc<Refusal>>;
@@ -84,9 +54,20 @@ struct CallState {
     open: u32,
     /// Whether the ledger has it.
     saved: bool,
+    /// Orders the writes of this call to the ledger, so that an older list of attempts never
+    /// overwrites a newer one. Calls do not wait for each other: the ledger saves many at once.
+    writing: Arc<tokio::sync::Mutex<()>>,
     fault: Option<Fault>,
     /// Unmarked replays after delivery.
     replays: u32,
+}
+
+impl CallState {
+    fn delivered(&self) -> bool {
+        self.attempts
+            .iter()
+            .any(|state| state.attempt.outcome == AttemptOutcome::Delivered)
+    }
 }
 
 #[derive(Debug)]
@@ -94,7 +75,39 @@ struct State {
     phase: Phase,
     calls: Vec<CallState>,
     last_by_digest: HashMap<String, u32>,
+    /// The newest calls and what they asked, oldest first.
+    recent: VecDeque<Recent>,
+    edits: Edits,
     counters: Status,
+}
+
+/// A call whose request may come back edited.
+#[derive(Debug)]
+struct Recent {
+    index: u32,
+    conversation: Arc<Conversation>,
+    asked: Asked,
+}
+
+/// What a request asks for beside its conversation. A retry asks for the same; another sample on
+/// purpose may not.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Asked {
+    pub(crate) model: String,
+    pub(crate) sampling: wire::SamplingWishes,
+}
+
+impl Asked {
+    pub(crate) fn of(request: &wire::Request) -> Self {
+        Self {
+            model: request.model.clone(),
+            sampling: wire::SamplingWishes {
+                // Some clients lower it from try to try.
+                tokens_max: None,
+                ..request.sampling.clone()
+            },
+        }
+    }
 }
 
 /// One rollout.
@@ -105,15 +118,16 @@ pub(crate) struct Session {
     pub(crate) sampling_fixed: bool,
     pub(crate) started_ms: u64,
     calls_max: u32,
+    generated_tokens_max: Option<u64>,
+    /// When the rollout's time is over.
+    deadline: Option<Instant>,
     replays_max: u32,
     /// What the codec continues from.
-    pub(crate) memory: Mutex<Memory>,
+    pub(crate) memory: RwLock<Memory>,
     /// What later requests may continue by naming it.
     pub(crate) responses: Responses,
-    /// Orders the writes of this rollout to the ledger, so that an older list of attempts never
-    /// overwrites a newer one.
-    /// Holds whether calls of an earlier, interrupted run under the same id are out of the ledger.
-    pub(crate) writing: tokio::sync::Mutex<bool>,
+    /// Set once calls of an earlier, interrupted run under the same id are out of the ledger.
+    pub(crate) forgotten: tokio::sync::OnceCell<()>,
     /// Ends the work of this rollout.
     pub(crate) cancel: CancellationToken,
     state: Mutex<State>,
@@ -129,6 +143,10 @@ pub(crate) struct Admission {
     pub(crate) kind: AdmissionKind,
     /// Where the outcome will be.
     pub(crate) outcome: watch::Receiver<Option<Outcome>>,
+    /// Whether the client had edited the history after it lost a reply.
+    pub(crate) edited: bool,
+    /// What the call asks: the request without what the client edited into it.
+    pub(crate) conversation: Arc<Conversation>,
 }
 
 /// How an attempt relates to its call.
@@ -148,6 +166,8 @@ pub(crate) enum AdmissionKind {
 #[derive(Debug)]
 pub(crate) struct Arrival<'a> {
     pub(crate) digest: &'a str,
+    pub(crate) conversation: &'a Arc<Conversation>,
+    pub(crate) asked: &'a Asked,
     pub(crate) says_retry: bool,
     pub(crate) stream: bool,
     pub(crate) now_ms: u64,
@@ -166,15 +186,22 @@ impl Session {
             sampling_fixed: open.sampling_fixed,
             started_ms,
             calls_max: open.calls_max,
+            generated_tokens_max: open.generated_tokens_max,
+            // A limit that no clock reaches is none.
+            deadline: open
+                .seconds_max
+                .and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds))),
             replays_max,
-            memory: Mutex::default(),
+            memory: RwLock::default(),
             responses: Responses::default(),
-            writing: tokio::sync::Mutex::default(),
+            forgotten: tokio::sync::OnceCell::new(),
             cancel,
             state: Mutex::new(State {
                 phase: Phase::Open,
                 calls: Vec::new(),
                 last_by_digest: HashMap::new(),
+                recent: VecDeque::new(),
+                edits: Edits::default(),
                 counters: Status::default(),
             }),
             version: watch::Sender::new(0),
@@ -196,13 +223,95 @@ impl Session {
         }
     }
 
+    /// Takes out of a history what the client edited into it after it had lost a reply.
+    pub(crate) fn undo_edits(&self, conversation: &mut Conversation) {
+        self.lock().edits.undo(conversation);
+    }
+
+    /// Tokens that may still be generated.
+    pub(crate) fn tokens_left(&self) -> u32 {
+        match self.generated_tokens_max {
+            None => u32::MAX,
+            Some(max) => {
+                let used = self.lock().counters.generated_tokens;
+                u32::try_from(max.saturating_sub(used)).unwrap_or(u32::MAX)
+            }
+        }
+    }
+
+    /// Time that a generation may still take.
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        let deadline = self.deadline?;
+        Some(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// The refusal of work that would exceed a budget.
+    pub(crate) fn refuse_late_time(&self) -> Refusal {
+        self.lock().counters.seconds_max_hit = true;
+        Refusal::new(
+            Cause::SecondsMax,
+            "this rollout's time is over (`seconds_max`)",
+        )
+    }
+
+    fn check_budgets(&self, state: &mut State) -> Result<(), Refusal> {
+        if self.time_left().is_some_and(|left| left.is_zero()) {
+            state.counters.seconds_max_hit = true;
+            return Err(Refusal::new(
+                Cause::SecondsMax,
+                "this rollout's time is over (`seconds_max`)",
+            ));
+        }
+        if let Some(max) = self.generated_tokens_max
+            && state.counters.generated_tokens >= max
+        {
+            state.counters.tokens_max_hit = true;
+            return Err(Refusal::new(
+                Cause::TokensMax,
+                format!("this rollout has generated all of its {max} tokens"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The newest call whose reply was lost and of whose request this one is an edited copy.
+    fn edited(state: &State, arrival: &Arrival<'_>) -> Option<(u32, Arc<Conversation>)> {
+        state.recent.iter().rev().find_map(|recent| {
+            let call = state.calls.get(recent.index as usize)?;
+            if call.delivered() || recent.asked != *arrival.asked {
+                return None;
+            }
+            let edit = edits::edit(&recent.conversation, arrival.conversation)?;
+            let fits = match &*call.outcome.borrow() {
+                Some(Ok(reply)) => edit.fits(&reply.message),
+                // No client has a part of a reply that is not there.
+                _ => !matches!(edit, edits::Edit::Partial(_)),
+            };
+            fits.then(|| (recent.index, Arc::clone(&recent.conversation)))
+        })
+    }
+
     /// Files a request as an attempt, by the rule in the crate's header.
     pub(crate) fn admit(&self, arrival: &Arrival<'_>) -> Result<Admission, Refusal> {
         let mut state = self.lock();
         if state.phase != Phase::Open {
             return Err(self.refuse_late());
         }
-        let earlier = state.last_by_digest.get(arrival.digest).copied();
+        let mut conversation = Arc::clone(arrival.conversation);
+        let mut edited = false;
+        let mut earlier = state.last_by_digest.get(arrival.digest).copied();
+        if earlier.is_none()
+            && let Some((index, original)) = Self::edited(&state, arrival)
+        {
+            state.edits.learn(&conversation, &original);
+            state
+                .last_by_digest
+                .insert(arrival.digest.to_owned(), index);
+            state.counters.edited += 1;
+            edited = true;
+            conversation = original;
+            earlier = Some(index);
+        }
         let last = state.calls.len().checked_sub(1);
         let mut found = None;
         if let Some(index) = earlier {
@@ -212,13 +321,12 @@ impl Session {
             if call.stage == Stage::Running && call.outcome.has_changed().is_err() {
                 call.stage = Stage::Failed;
             }
-            let delivered = call
-                .attempts
-                .iter()
-                .any(|state| state.attempt.outcome == AttemptOutcome::Delivered);
+            let delivered = call.delivered();
             match call.stage {
                 Stage::Running => found = Some((index, AdmissionKind::Joined)),
                 Stage::Failed => {
+                    self.check_budgets(&mut state)?;
+                    let call = &mut state.calls[at];
                     let (sender, receiver) = watch::channel(None);
                     call.outcome = receiver;
                     call.stage = Stage::Running;
@@ -237,6 +345,7 @@ impl Session {
         let (index, kind) = match found {
             Some(found) => found,
             None => {
+                self.check_budgets(&mut state)?;
                 let index = u32::try_from(state.calls.len()).unwrap_or(u32::MAX);
                 if index >= self.calls_max {
                     state.counters.calls_max_hit = true;
@@ -252,6 +361,7 @@ impl Session {
                     outcome: receiver,
                     open: 0,
                     saved: false,
+                    writing: Arc::default(),
                     fault: None,
                     replays: 0,
                 });
@@ -259,6 +369,14 @@ impl Session {
                     .last_by_digest
                     .insert(arrival.digest.to_owned(), index);
                 state.counters.calls += 1;
+                if state.recent.len() >= RECENT_MAX {
+                    state.recent.pop_front();
+                }
+                state.recent.push_back(Recent {
+                    index,
+                    conversation: Arc::clone(&conversation),
+                    asked: arrival.asked.clone(),
+                });
                 (index, AdmissionKind::New(sender))
             }
         };
@@ -285,6 +403,8 @@ impl Session {
             index,
             attempt: call.attempts.len() - 1,
             outcome: call.outcome.clone(),
+            edited,
+            conversation,
             kind,
         };
         let was_open = call.open > 0;
@@ -380,9 +500,10 @@ impl Session {
     }
 
     /// The work on a call has succeeded.
-    pub(crate) fn done(&self, index: u32, parse_failed: bool) {
+    pub(crate) fn done(&self, index: u32, parse_failed: bool, tokens: usize) {
         let mut state = self.lock();
         state.counters.parse_failed += u32::from(parse_failed);
+        state.counters.generated_tokens += tokens as u64;
         if let Some(call) = state.calls.get_mut(index as usize) {
             call.stage = Stage::Done;
             call.fault = None;
@@ -399,6 +520,15 @@ impl Session {
                     .map(|state| state.attempt.clone())
                     .collect()
             })
+            .unwrap_or_default()
+    }
+
+    /// See [`CallState`]; a lock of nobody's for a call that there is not.
+    pub(crate) fn writing(&self, index: u32) -> Arc<tokio::sync::Mutex<()>> {
+        self.lock()
+            .calls
+            .get(index as usize)
+            .map(|call| Arc::clone(&call.writing))
             .unwrap_or_default()
     }
 
@@ -438,39 +568,6 @@ impl Session {
             last_fault: state.calls.iter().rev().find_map(|call| call.fault),
             closed: state.phase == Phase::Closed,
             ..state.counters.clone()
-        }
-    }
-
-    /// See [`crate::Gateway::settle`].
-    pub(crate) async fn settle(&self, quiet: Duration, limit: Duration) -> Status {
-        let deadline = Instant::now() + limit;
-        let mut version = self.version.subscribe();
-        loop {
-            let seen = *version.borrow_and_update();
-            let in_flight = self.lock().counters.in_flight;
-            // With calls in flight only a change can help, without one only silence.
-            let until = if in_flight == 0 {
-                deadline.min(Instant::now() + quiet)
-            } else {
-                deadline
-            };
-            let silent = tokio::time::timeout_at(until, version.changed())
-                .await
-                .is_err();
-            if !silent {
-                continue;
-            }
-            let mut state = self.lock();
-            let still = state.counters.in_flight == 0 && *self.version.borrow() == seen;
-            let late = Instant::now() >= deadline;
-            if !still && !late {
-                continue;
-            }
-            if state.phase == Phase::Open {
-                state.phase = Phase::Shut;
-            }
-            state.counters.settled |= still;
-            return Self::status_of(&state);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use codec::{CodecError, Prompt, Remembered};
+use codec::{Prompt, Remembered};
 use engine::{EngineError, Hint};
 use record::{
     AttemptOutcome, Call, CallId, Continuation, Conversation, Dialect, Fault, Generation, Message,
@@ -14,13 +14,11 @@ use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::prompt;
 use crate::refusal::{Cause, Refusal};
 use crate::serve::{Shared, now_ms};
 use crate::session::{Outcome, Session};
-
-/// Text is never longer than this per token on average: a prompt beyond it cannot fit, and is
-/// refused without being encoded (50 MB of text would take minutes and gigabytes).
-const TEXT_BYTES_PER_TOKEN_MAX: usize = 32;
+use crate::spans::Span;
 
 /// What a call needs to be done.
 #[derive(Debug)]
@@ -31,37 +29,28 @@ pub(crate) struct Work {
     pub(crate) headers: Vec<(String, String)>,
     /// The body as it came.
     pub(crate) body: Value,
-    pub(crate) request: wire::Request,
-}
-
-/// Seed of one call, from the rollout's seed and the call's index: SHA-256 over both as
-/// little-endian integers, first 8 bytes.
-#[must_use]
-pub fn call_seed(rollout_seed: u64, index: u32) -> u64 {
-    let mut hash = Sha256::new();
-    hash.update(b"call");
-    hash.update(rollout_seed.to_le_bytes());
-    hash.update(index.to_le_bytes());
-    hash.finalize()
-        .iter()
-        .take(8)
-        .rev()
-        .fold(0, |seed, byte| (seed << 8) | u64::from(*byte))
+    /// What the model is to see: the request's conversation without what a client edited into it.
+    pub(crate) conversation: Arc<Conversation>,
+    pub(crate) sampling: wire::SamplingWishes,
+    /// The model's name, to be given back.
+    pub(crate) model: String,
+    /// See [`wire::Request::instructed`].
+    pub(crate) instructed: bool,
 }
 
 /// Why the work stopped.
-struct Failure {
-    refusal: Refusal,
+pub(crate) struct Failure {
+    pub(crate) refusal: Refusal,
     /// What the attempts are recorded as; `None` when nothing is recorded.
-    outcome: Option<AttemptOutcome>,
-    fault: Option<Fault>,
+    pub(crate) outcome: Option<AttemptOutcome>,
+    pub(crate) fault: Option<Fault>,
 }
 
 /// What is known of a call so far; goes into the ledger whatever happens.
-struct Draft {
-    prompt: Prompt,
-    sampling: Sampling,
-    conversation: Arc<Conversation>,
+pub(crate) struct Draft {
+    pub(crate) prompt: Prompt,
+    pub(crate) sampling: Sampling,
+    pub(crate) conversation: Arc<Conversation>,
 }
 
 /// What the engine made of it.
@@ -79,7 +68,8 @@ pub(crate) async fn run(
     work: Work,
     tell: watch::Sender<Option<Outcome>>,
 ) {
-    let index = work.index;
+    let (index, dialect) = (work.index, work.dialect);
+    let started = Instant::now();
     let outcome = tokio::select! {
         biased;
         () = session.cancel.cancelled() => {
@@ -88,6 +78,9 @@ pub(crate) async fn run(
         }
         outcome = call(shared, session, work) => outcome,
     };
+    shared
+        .metrics
+        .call_took(dialect, started.elapsed().as_secs_f64());
     // Released first: whoever sees the outcome must find the counters right. The attempts keep the
     // call in flight.
     session.release(index);
@@ -99,15 +92,21 @@ async fn call(shared: &Arc<Shared>, session: &Arc<Session>, work: Work) -> Outco
         prompt: Prompt {
             ids: Vec::new(),
             text: String::new(),
+            repaired: 0,
             continuation: Continuation::default(),
         },
         sampling: session.sampling.clone(),
-        conversation: Arc::new(work.request.conversation.clone()),
+        conversation: Arc::clone(&work.conversation),
     };
-    let answer = match prepare(shared, session, &work, &mut draft).await {
-        Ok(()) => generate(shared, session, &work, &draft).await,
+    let span = Span::begin(shared.config.spans);
+    let answer = match prompt::prepare(shared, session, &work, &mut draft).await {
+        Ok(()) => generate_while_wanted(shared, session, &work, &draft).await,
         Err(failure) => Err(failure),
     };
+    match &answer {
+        Ok(answer) => span.answered(session, &work, &draft, &answer.generation),
+        Err(failure) => span.failed(session, &work, &draft, failure.refusal.cause),
+    }
     let answered = match answer {
         Ok(answer) => save(shared, session, &work, &draft, Some(answer)).await,
         Err(failure) => Err(failure),
@@ -128,7 +127,9 @@ async fn call(shared: &Arc<Shared>, session: &Arc<Session>, work: Work) -> Outco
                     AttemptOutcome::TooLong { .. } => "too_long",
                     _ => "engine_failed",
                 };
-                shared.metrics.attempts.with_label_values(&[name]).inc();
+                if failure.refusal.cause != Cause::Abandoned {
+                    shared.metrics.attempts.with_label_values(&[name]).inc();
+                }
                 if let Err(unsaved) = save(shared, session, &work, &draft, None).await {
                     tracing::warn!(
                         call = %session.call_id(work.index),
@@ -142,133 +143,27 @@ async fn call(shared: &Arc<Shared>, session: &Arc<Session>, work: Work) -> Outco
     }
 }
 
-/// Renders the prompt and settles the sampling.
-async fn prepare(
+/// Generates as long as somebody waits for the answer, or may come back for it.
+async fn generate_while_wanted(
     shared: &Arc<Shared>,
     session: &Arc<Session>,
     work: &Work,
-    draft: &mut Draft,
-) -> Result<(), Failure> {
-    let context = shared.info.context_tokens_max;
-    let too_long = |prompt_tokens: u32| Failure {
-        refusal: Refusal::new(
-            Cause::TooLong,
-            wire::dialect::too_long(work.dialect, prompt_tokens, context),
-        ),
-        outcome: Some(AttemptOutcome::TooLong {
-            prompt_tokens,
-            context_tokens_max: context,
-        }),
-        fault: None,
-    };
-    draft.sampling = sampling(shared, session, work);
-    let at_least = text_bytes(&work.request.conversation) / TEXT_BYTES_PER_TOKEN_MAX;
-    if at_least > context as usize {
-        return Err(too_long(u32::try_from(at_least).unwrap_or(u32::MAX)));
-    }
-    let started = Instant::now();
-    let rendered = render(shared, session, &draft.conversation).await?;
-    shared
-        .metrics
-        .render_s
-        .observe(started.elapsed().as_secs_f64());
-    draft.prompt = rendered.map_err(|error: CodecError| Failure {
-        outcome: Some(AttemptOutcome::EngineFailed {
-            reason: format!("not asked: {error}"),
-        }),
-        refusal: Refusal::new(Cause::BadRequest, error.to_string()),
-        fault: None,
-    })?;
-    let prompt_tokens = u32::try_from(draft.prompt.ids.len()).unwrap_or(u32::MAX);
-    let room = context.saturating_sub(prompt_tokens);
-    if room == 0 {
-        return Err(too_long(prompt_tokens));
-    }
-    draft.sampling.tokens_max = draft.sampling.tokens_max.min(room);
-    let continuation = &draft.prompt.continuation;
-    let count = |kind: &str, number: u32| {
-        shared
-            .metrics
-            .tokens
-            .with_label_values(&[kind])
-            .inc_by(number.into());
-    };
-    count("prompt_exact", continuation.exact);
-    count("prompt_encoded", continuation.encoded);
-    let echoes = &shared.metrics.echoes;
-    echoes
-        .with_label_values(&["matched"])
-        .inc_by(continuation.echoes_matched.into());
-    echoes
-        .with_label_values(&["foreign"])
-        .inc_by(continuation.echoes_foreign.into());
-    Ok(())
-}
-
-async fn render(
-    shared: &Arc<Shared>,
-    session: &Arc<Session>,
-    conversation: &Arc<Conversation>,
-) -> Result<Result<Prompt, CodecError>, Failure> {
-    let (codec, session) = (Arc::clone(&shared.codec), Arc::clone(session));
-    let conversation = Arc::clone(conversation);
-    blocking(move || {
-        let memory = session
-            .memory
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        codec.prompt(&conversation, &memory)
-    })
-    .await
-}
-
-/// Tokens of the prompt that this conversation would have now.
-pub(crate) async fn count(
-    shared: &Arc<Shared>,
-    session: &Arc<Session>,
-    conversation: Conversation,
-) -> Result<u32, Refusal> {
-    let conversation = Arc::new(conversation);
-    match render(shared, session, &conversation).await {
-        Ok(Ok(prompt)) => Ok(u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX)),
-        Ok(Err(error)) => Err(Refusal::new(Cause::BadRequest, error.to_string())),
-        Err(failure) => Err(failure.refusal),
-    }
-}
-
-fn text_bytes(conversation: &Conversation) -> usize {
-    conversation
-        .messages
-        .iter()
-        .flat_map(|message| &message.content)
-        .map(|part| match part {
-            record::Part::Text { text } => text.len(),
-            record::Part::Image { .. } => 0,
-        })
-        .sum()
-}
-
-/// The rollout's settings, and within them what the client wishes.
-fn sampling(shared: &Shared, session: &Session, work: &Work) -> Sampling {
-    let wishes = &work.request.sampling;
-    let mut sampling = session.sampling.clone();
-    sampling.seed = call_seed(session.spec.seed, work.index);
-    if !session.sampling_fixed {
-        sampling.temperature = wishes.temperature.unwrap_or(sampling.temperature);
-        sampling.top_p = wishes.top_p.unwrap_or(sampling.top_p);
-        sampling.top_k = wishes.top_k.unwrap_or(sampling.top_k);
-        sampling.seed = wishes.seed.unwrap_or(sampling.seed);
-    }
-    if let Some(wish) = wishes.tokens_max {
-        sampling.tokens_max = sampling.tokens_max.min(wish);
-    }
-    for id in shared.codec.stop_ids() {
-        if !sampling.stop_ids.contains(id) {
-            sampling.stop_ids.push(*id);
+    draft: &Draft,
+) -> Result<Answer, Failure> {
+    let grace = Duration::from_secs(shared.config.abandon_after_s);
+    tokio::select! {
+        answer = generate(shared, session, work, draft) => answer,
+        () = session.abandoned(work.index, grace) => {
+            shared.metrics.abandoned.inc();
+            let reason = format!("no client waited for it for {} s", grace.as_secs());
+            Err(Failure {
+                refusal: Refusal::new(Cause::Abandoned, reason.clone()),
+                // For whoever comes back in the very moment; it will ask again.
+                outcome: Some(AttemptOutcome::EngineFailed { reason }),
+                fault: None,
+            })
         }
     }
-    sampling.stop.extend(wishes.stop.iter().cloned());
-    sampling
 }
 
 async fn generate(
@@ -286,9 +181,14 @@ async fn generate(
             conversation: Arc::clone(&draft.conversation),
         }),
     };
+    let asking = Asking::begin(shared);
     let started = Instant::now();
-    let limit = Duration::from_secs(shared.config.engine_timeout_s);
+    let patience = Duration::from_secs(shared.config.engine_timeout_s);
+    let limit = session
+        .time_left()
+        .map_or(patience, |left| left.min(patience));
     let generated = tokio::time::timeout(limit, shared.engine.generate(request)).await;
+    drop(asking);
     shared
         .metrics
         .engine_s
@@ -296,12 +196,22 @@ async fn generate(
     let generation = match generated {
         Ok(Ok(generation)) => generation,
         Ok(Err(error)) => return Err(engine_failure(shared, work.dialect, &error)),
+        Err(_) if limit < patience => {
+            let refusal = session.refuse_late_time();
+            return Err(Failure {
+                outcome: Some(AttemptOutcome::EngineFailed {
+                    reason: refusal.message.clone(),
+                }),
+                refusal,
+                fault: None,
+            });
+        }
         Err(_) => {
             let reason = format!("no reply within {} s", limit.as_secs());
             return Err(failed(shared, "timeout", Cause::EngineFailed, reason));
         }
     };
-    if let Err(found) = generation.check() {
+    if let Err(found) = generation.check().and_then(|()| check_policy(&generation)) {
         let reason = format!("the engine broke its contract: {found}");
         return Err(failed(
             shared,
@@ -356,8 +266,9 @@ fn engine_failure(shared: &Shared, dialect: Dialect, error: &EngineError) -> Fai
         }
         EngineError::Busy { .. } => ("busy", Cause::EngineBusy),
         EngineError::Gone(_) => ("gone", Cause::EngineFailed),
-        EngineError::Invalid(_) => ("invalid", Cause::EngineFailed),
-        EngineError::NoScript(_) => ("no_script", Cause::EngineFailed),
+        // A harness that repeats these would do so for ever.
+        EngineError::Invalid(_) => ("invalid", Cause::EngineRefused),
+        EngineError::NoScript(_) => ("no_script", Cause::EngineRefused),
     };
     failed(shared, kind, cause, error.to_string())
 }
@@ -375,11 +286,51 @@ fn failed(shared: &Shared, kind: &str, cause: Cause, reason: String) -> Failure 
     }
 }
 
+/// Every generated token was made by some weights, and the record says by which.
+fn check_policy(generation: &Generation) -> Result<(), String> {
+    let spans = &generation.policy;
+    let tokens = generation.token_ids.len();
+    let sorted = spans.windows(2).all(|pair| pair[0].start < pair[1].start);
+    let inside = spans
+        .iter()
+        .all(|span| span.start == 0 || (span.start as usize) < tokens);
+    if spans.first().is_some_and(|span| span.start == 0) && sorted && inside {
+        Ok(())
+    } else {
+        Err(format!(
+            "{tokens} tokens do not have these policy versions: {spans:?}"
+        ))
+    }
+}
+
+/// Counts a request to the engine while it runs, however it ends.
+struct Asking<'a>(&'a Shared);
+
+impl<'a> Asking<'a> {
+    fn begin(shared: &'a Shared) -> Self {
+        shared.asking.send_modify(|asking| *asking += 1);
+        Self(shared)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.asking.send_modify(|asking| *asking -= 1);
+    }
+}
+
 async fn wait_while_paused(shared: &Shared) -> Result<(), Failure> {
     let mut paused = shared.paused.subscribe();
     let limit = Duration::from_secs(shared.config.pause_timeout_s);
+    let started = Instant::now();
     match tokio::time::timeout(limit, paused.wait_for(|paused| !paused)).await {
-        Ok(_) => Ok(()),
+        Ok(_) => {
+            let waited = started.elapsed();
+            if !waited.is_zero() {
+                shared.metrics.paused_s.observe(waited.as_secs_f64());
+            }
+            Ok(())
+        }
         Err(_) => {
             let reason = format!(
                 "the gateway has been paused for more than {} s",
@@ -415,12 +366,11 @@ async fn save(
             outcome: None,
             fault: Some(Fault::GatewayFailed),
         };
-        let mut cleared = session.writing.lock().await;
-        if !*cleared {
-            let forgotten = shared.ledger.forget_calls(&id.rollout).await;
-            forgotten.map_err(unsaved)?;
-            *cleared = true;
-        }
+        let forget = || shared.ledger.forget_calls(&id.rollout);
+        let forgotten = session.forgotten.get_or_try_init(forget).await;
+        forgotten.map_err(unsaved)?;
+        let writing = session.writing(work.index);
+        let _in_order = writing.lock().await;
         let call = Call {
             id: id.clone(),
             dialect: work.dialect,
@@ -452,7 +402,7 @@ async fn save(
     };
     let remembered = session
         .memory
-        .lock()
+        .write()
         .unwrap_or_else(PoisonError::into_inner)
         .remember(
             work.index,
@@ -467,24 +417,22 @@ async fn save(
     if answer.parse_failed {
         shared.metrics.parse_failures.inc();
     }
-    session.done(work.index, answer.parse_failed);
+    let generated = answer.generation.token_ids.len();
+    session.done(work.index, answer.parse_failed, generated);
     let reply_id = reply_id(work.dialect, &id);
     if work.dialect == Dialect::Responses && work.body["store"] != false {
-        session.responses.keep(
-            &reply_id,
-            conversation,
-            work.request.instructed,
-            &answer.reply,
-        );
+        session
+            .responses
+            .keep(&reply_id, conversation, work.instructed, &answer.reply);
     }
     let tokens = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     Ok(Some(wire::Reply {
         id: reply_id,
         created_s: now_ms() / 1000,
-        model: if work.request.model.is_empty() {
+        model: if work.model.is_empty() {
             shared.config.model.clone()
         } else {
-            work.request.model.clone()
+            work.model.clone()
         },
         message: answer.reply,
         finish: answer.generation.finish,
@@ -504,7 +452,7 @@ fn reply_id(dialect: Dialect, id: &CallId) -> String {
 }
 
 /// Runs work that takes milliseconds of CPU off the async workers.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
     tokio::task::spawn_blocking(work).await.map_err(|error| {

@@ -41,7 +41,7 @@ async fn start() -> (World, Api) {
     let config = Config {
         admin: Some(Admin {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            token: TOKEN.to_owned(),
+            token: TOKEN.into(),
         }),
         ..config()
     };
@@ -114,7 +114,7 @@ async fn a_rollout_from_opening_to_its_disposition() {
         (rollout.calls, rollout.spec.labels["step"].as_str()),
         (1, "3")
     );
-    assert_eq!(harness.post(&chat, &[], &ask("x")).await.status(), 409);
+    assert_eq!(harness.post(&chat, &[], &ask("x")).await.status(), 401);
     let again = api.post("/v1/rollouts", json!({"id": "r1"})).await;
     assert_eq!(again.status(), 409, "{}", again.text());
 }
@@ -136,6 +136,40 @@ async fn a_rollout_without_a_call_is_never_a_reward() {
         })
     ));
     assert_eq!(api.post(&path, json!({"reward": 1})).await.status(), 404);
+}
+
+#[tokio::test]
+async fn weights_change_behind_a_pause() {
+    let (world, mut api) = start().await;
+    let paused = api.post("/v1/pause", json!({"drain_s": 5})).await;
+    assert_eq!(paused.json(), json!({"paused": true, "drained": true}));
+    let loaded = api
+        .post("/v1/policy", json!({"folder": "step-7", "version": 7}))
+        .await;
+    assert_eq!(loaded.json(), json!({"version": 7, "engines": []}));
+    assert_eq!(api.get("/v1/policy").await.json()["version"], 7);
+    let failed = api
+        .post("/v1/policy", json!({"folder": "missing", "version": 8}))
+        .await;
+    assert_eq!(failed.status(), 502);
+    assert_eq!(
+        api.post("/v1/policy", json!({"version": 8})).await.status(),
+        400
+    );
+    assert_eq!(api.get("/v1/policy").await.json()["version"], 7);
+    api.post("/v1/resume", json!({})).await;
+    let limits = json!({"id": "b", "limits": {"generated_tokens_max": 0, "seconds_max": 900}});
+    let opened = api.post("/v1/rollouts", limits).await.json();
+    let mut harness = Client::tcp(world.address()).await;
+    let chat = format!("{}/v1/chat/completions", opened["path"].as_str().unwrap());
+    assert_eq!(
+        harness.post(&chat, &[], &ask("x")).await.code(),
+        "tokens_max"
+    );
+    assert_eq!(
+        api.get("/v1/rollouts/b").await.json()["tokens_max_hit"],
+        true
+    );
 }
 
 #[tokio::test]

@@ -377,11 +377,13 @@ async fn settling_waits_for_what_is_in_flight_and_ends_the_rollout() {
     let answer = client.post(&path(&access), &[], &ask("too late")).await;
     assert_eq!(
         (answer.status(), answer.code().as_str()),
-        (409, "rollout_settled")
+        (401, "rollout_ended")
     );
+    // The SDKs repeat a 409, and obey this whatever the status.
+    assert_eq!(answer.head.header("x-should-retry"), Some("false"));
     world.gateway.close(&id("r"));
     let answer = client.post(&path(&access), &[], &ask("too late")).await;
-    assert_eq!(answer.status(), 409);
+    assert_eq!(answer.status(), 401);
     let status = world.status("r");
     assert!(status.closed && status.settled);
     assert_eq!(status.calls, 2);
@@ -408,9 +410,9 @@ async fn at_the_settling_limit_calls_are_refused_and_closing_cuts_the_rest() {
     assert_eq!(status.in_flight, 1);
     let mut client = Client::tcp(world.address()).await;
     let answer = client.post(&path(&access), &[], &ask("late")).await;
-    assert_eq!(answer.status(), 409);
+    assert_eq!(answer.status(), 401);
     world.gateway.close(&id("r"));
-    assert_eq!(slow.answer().await.unwrap().status(), 409);
+    assert_eq!(slow.answer().await.unwrap().status(), 401);
     assert_eq!(world.ledger.calls(&id("r")).unwrap(), []);
     world.engine.release();
     // The id may be used again, with a new key. What an interrupted run had captured under it goes.
@@ -422,7 +424,7 @@ async fn at_the_settling_limit_calls_are_refused_and_closing_cuts_the_rest() {
     );
     assert_eq!(
         client.post(&path(&access), &[], &ask("x")).await.status(),
-        409
+        401
     );
 }
 
@@ -465,7 +467,7 @@ async fn opening_has_limits() {
     assert!(error.to_string().contains("rollouts_max"), "{error}");
     world.gateway.close(&id("a"));
     let key = |key: &str| gateway::Open {
-        key: Some(key.to_owned()),
+        key: Some(key.into()),
         ..rollout("b")
     };
     assert!(world.gateway.open(key("short")).is_err());
@@ -485,7 +487,7 @@ async fn opening_has_limits() {
     let answer = client
         .post("/r/long-enough/v1/chat/completions", &[], &ask("x"))
         .await;
-    assert_eq!(answer.status(), 409);
+    assert_eq!(answer.status(), 401);
 }
 
 #[tokio::test]

@@ -357,11 +357,60 @@ async fn models_probes_and_sockets() {
     assert_eq!(answer.status(), 426);
     let mut client = Client::tcp(world.address()).await;
     let answer = client
-        .post(&at("/v1/responses/compact"), &[], &json!({}))
+        .post(&at("/v1/responses/dream"), &[], &json!({}))
         .await;
     assert_eq!(
         (answer.status(), answer.code()),
         (404, "not_found".to_owned())
+    );
+}
+
+/// As Codex does it: the summary of the model takes the place of the history.
+#[tokio::test]
+async fn a_conversation_is_compacted_by_an_ordinary_captured_call() {
+    let world = World::new().await;
+    let access = world.open("a");
+    let mut client = Client::tcp(world.address()).await;
+    let path = format!("{}/v1/responses", access.path);
+    let mut request = SPEAKERS[1].first("go");
+    request["store"] = json!(false);
+    let answer = client.post(&path, &[], &request).await.json();
+    let mut history = request["input"].as_array().unwrap().clone();
+    history.extend(answer["output"].as_array().unwrap().clone());
+    let compact =
+        json!({"model": "m", "input": history, "instructions": "", "tools": request["tools"]});
+    let answer = client.post(&format!("{path}/compact"), &[], &compact).await;
+    assert_eq!(answer.status(), 200, "{}", answer.text());
+    let compacted = answer.json();
+    assert_eq!(compacted["object"], "response.compaction");
+    let items = compacted["output"].as_array().unwrap().clone();
+    assert_eq!(items.last().unwrap()["type"], "compaction");
+
+    request["input"] = json!(items);
+    let answer = client.post(&path, &[], &request).await;
+    assert_eq!(answer.status(), 200, "{}", answer.text());
+    let calls = world.quiet("a").await;
+    assert_eq!(calls.len(), 3);
+    // It extends the thread that it summarises, and the record says what it was.
+    exact(&calls, 1, 0);
+    assert!(
+        calls[1]
+            .headers
+            .contains(&(":path".to_owned(), "/responses/compact".to_owned()))
+    );
+    let summary = calls[1].reply.as_ref().unwrap().text_content();
+    let shown = calls[2]
+        .conversation
+        .messages
+        .last()
+        .unwrap()
+        .text_content();
+    assert!(!summary.is_empty() && shown.ends_with(&summary), "{shown}");
+    assert!(
+        world
+            .gateway
+            .metrics_text()
+            .contains("calls_by_shape_total{shape=\"continued\"} 1")
     );
 }
 

@@ -33,7 +33,7 @@ async fn post(world: &World, path: &str, request: &Value) -> Value {
 async fn world() -> World {
     let world = World::new().await;
     let open = gateway::Open {
-        key: Some("habits-key".to_owned()),
+        key: Some("habits-key".into()),
         ..support::rollout("a")
     };
     world.gateway.open(open).unwrap();

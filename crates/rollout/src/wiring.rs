@@ -117,6 +117,8 @@ impl Capture for RealCapture {
                 sampling: open.sampling,
                 sampling_fixed: open.sampling_fixed,
                 calls_max: open.calls_max,
+                generated_tokens_max: None,
+                seconds_max: None,
                 key: None,
             })
             .map_err(|error| error.to_string())?;

@@ -7,13 +7,14 @@ use crate::{
     ErrorKind, Form, Reply, Request, Target, WireError, chat, gemini, messages, responses,
 };
 
-/// Reads a request body. `target` is what stands in the address, which only Gemini looks at.
+/// Reads a request body. `target` is what stands in the address.
 ///
 /// # Errors
 /// As the dialect's own `parse`.
 pub fn parse(dialect: Dialect, body: &Value, target: &Target) -> Result<Request, WireError> {
     match dialect {
         Dialect::Chat => chat::parse(body),
+        Dialect::Responses if target.compact => responses::parse_compact(body),
         Dialect::Responses => responses::parse(body),
         Dialect::Messages => messages::parse(body),
         Dialect::Gemini => gemini::parse(body, target),

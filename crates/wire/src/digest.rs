@@ -5,12 +5,15 @@
 //! `max_tokens`, session metadata, features of the provider that a client gives up after a
 //! refusal) and in cache marks. None of these count.
 
+use std::io;
+
 use record::{Call, Dialect, ToolSpec};
+use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 /// Top-level fields that do not count, in every dialect.
-pub const VOLATILE: [&str; 17] = [
+pub const VOLATILE: [&str; 19] = [
     "betas",
     "client_metadata",
     "context_management",
@@ -19,6 +22,7 @@ pub const VOLATILE: [&str; 17] = [
     "max_output_tokens",
     "max_tokens",
     "metadata",
+    "output_config",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -26,6 +30,7 @@ pub const VOLATILE: [&str; 17] = [
     "store",
     "stream",
     "stream_options",
+    "thinking",
     "timeout",
     "user",
 ];
@@ -34,21 +39,22 @@ pub const VOLATILE: [&str; 17] = [
 /// top-level fields of [`VOLATILE`] and every `cache_control` mark left out.
 #[must_use]
 pub fn digest(dialect: Dialect, body: &Value) -> String {
-    let mut text = format!("{dialect:?}\n");
-    write(body, true, &mut text);
-    hex::encode(Sha256::digest(text.as_bytes()))
+    let mut hash = Hash(Sha256::new());
+    hash.text(&format!("{dialect:?}\n"));
+    write(body, true, &mut hash);
+    hex::encode(hash.0.finalize())
 }
 
 /// SHA-256, hexadecimal, over tools as the model is told of them: in order, keys of schemas sorted.
 #[must_use]
 pub fn tools(tools: &[ToolSpec]) -> String {
-    let mut text = String::new();
+    let mut hash = Hash(Sha256::new());
     for tool in tools {
         let words = [tool.name.as_str(), tool.description.as_str()];
         let parts = [Value::from(words.to_vec()), tool.parameters.clone()];
-        write(&Value::from(parts.to_vec()), false, &mut text);
+        write(&Value::from(parts.to_vec()), false, &mut hash);
     }
-    hex::encode(Sha256::digest(text.as_bytes()))
+    hex::encode(hash.0.finalize())
 }
 
 /// [`tools`] of all calls: each set once, in order of appearance.
@@ -70,36 +76,62 @@ pub fn tools_of_calls(calls: &[Call]) -> Vec<String> {
     digests
 }
 
-fn write(value: &Value, top: bool, out: &mut String) {
+/// Bodies have megabytes: nothing of them is put together before it is hashed.
+struct Hash(Sha256);
+
+impl Hash {
+    fn text(&mut self, text: &str) {
+        self.0.update(text.as_bytes());
+    }
+
+    /// A text or number as JSON.
+    fn json(&mut self, value: &impl Serialize) {
+        // Hashing cannot fail, and these values are JSON already.
+        let _ = serde_json::to_writer(self, value);
+    }
+}
+
+impl io::Write for Hash {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write(value: &Value, top: bool, out: &mut Hash) {
     match value {
         Value::Object(object) => {
-            let mut names: Vec<&String> = object
-                .keys()
-                .filter(|name| {
+            let mut entries: Vec<(&String, &Value)> = object
+                .iter()
+                .filter(|(name, _)| {
                     let volatile = top && VOLATILE.contains(&name.as_str());
                     let mark = !top && name.as_str() == "cache_control";
                     !volatile && !mark
                 })
                 .collect();
-            names.sort_unstable();
-            out.push('{');
-            for name in names {
-                out.push_str(&Value::from(name.as_str()).to_string());
-                out.push(':');
-                write(&object[name.as_str()], false, out);
-                out.push(',');
+            entries.sort_unstable_by_key(|(name, _)| *name);
+            out.text("{");
+            for (name, value) in entries {
+                out.json(name);
+                out.text(":");
+                write(value, false, out);
+                out.text(",");
             }
-            out.push('}');
+            out.text("}");
         }
         Value::Array(items) => {
-            out.push('[');
+            out.text("[");
             for item in items {
                 write(item, false, out);
-                out.push(',');
+                out.text(",");
             }
-            out.push(']');
+            out.text("]");
         }
-        other => out.push_str(&other.to_string()),
+        other => out.json(other),
     }
 }
 

@@ -35,8 +35,11 @@ pub enum ErrorKind {
     Unauthorized,
     /// No such path. Final.
     NotFound,
-    /// The rollout is closed: its record is settled. Final.
-    Settled,
+    /// The rollout has ended, or has used up what it may use: its key is good for nothing more.
+    /// Final, and told in the way on which clients stop. They were measured or read: the SDKs of
+    /// OpenAI and Anthropic repeat a 409, mini-swe-agent and Terminus-2 repeat a 400; on a 401
+    /// nobody tries more than once again.
+    Ended,
     /// The body exceeds the limit. Final.
     TooLarge,
     /// The prompt does not fit into the model's context. Harnesses compact and go on.
@@ -58,9 +61,8 @@ impl ErrorKind {
     pub fn status(&self) -> u16 {
         match self {
             Self::InvalidRequest | Self::TooLong => 400,
-            Self::Unauthorized => 401,
+            Self::Unauthorized | Self::Ended => 401,
             Self::NotFound => 404,
-            Self::Settled => 409,
             Self::TooLarge => 413,
             Self::RateLimit { .. } => 429,
             Self::Engine => 500,

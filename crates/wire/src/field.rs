@@ -4,17 +4,28 @@ use serde_json::{Map, Value};
 
 use crate::WireError;
 
+/// Characters of a client's text that a refusal shows.
+const SHOWN_CHARS_MAX: usize = 80;
+
+fn cut(text: &str) -> String {
+    let mut cut: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+    if cut.len() < text.len() {
+        cut.push('…');
+    }
+    cut
+}
+
+/// A name that a client gave to something, as a refusal shows it.
+pub(crate) fn named(name: &str) -> String {
+    format!("{:?}", cut(name))
+}
+
 /// The refusal of `value` at `path`.
 pub(crate) fn refuse(path: impl Into<String>, expected: &'static str, value: &Value) -> WireError {
-    let text = value.to_string();
-    let mut found: String = text.chars().take(80).collect();
-    if found.len() < text.len() {
-        found.push('…');
-    }
     WireError::Field {
         path: path.into(),
         expected,
-        found,
+        found: cut(&value.to_string()),
     }
 }
 

@@ -51,4 +51,4 @@ mod testing;
 pub use digest::digest;
 pub use error::{ErrorKind, WireError};
 pub use reply::{Reply, SamplingWishes, Usage};
-pub use request::{Form, Request, Target, ToolForm};
+pub use request::{Compaction, Form, Request, Target, ToolForm};

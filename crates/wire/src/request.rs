@@ -38,6 +38,18 @@ pub struct Form {
     /// Responses: tools that are no plain functions on the wire, by the name that the model
     /// knows them under.
     pub tools: BTreeMap<String, ToolForm>,
+    /// Responses: the reply is a summary that takes the place of the conversation.
+    pub compaction: Option<Compaction>,
+}
+
+/// How the summary of a conversation is given back.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Compaction {
+    /// Whether it was asked for at a path of its own (`/responses/compact`), whose body has
+    /// another kind; else by an item of an ordinary request.
+    pub route: bool,
+    /// Items of the request that stay beside the summary.
+    pub kept: Vec<Value>,
 }
 
 /// How a tool of the Responses dialect looks on the wire when it is no plain function.
@@ -54,7 +66,7 @@ pub enum ToolForm {
     },
 }
 
-/// What stands in the address instead of the body (Gemini only).
+/// What stands in the address instead of the body (Gemini, and one path of Responses).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Target {
     /// The model's name.
@@ -63,6 +75,8 @@ pub struct Target {
     pub stream: bool,
     /// Whether that stream is to be a JSON list.
     pub json_list: bool,
+    /// Responses: whether the conversation is to be compacted.
+    pub compact: bool,
 }
 
 /// Appends a message, unless it is an assistant turn that says nothing: a failed call leaves

@@ -11,7 +11,7 @@ pub mod request;
 pub mod response;
 
 pub use failure::{error_body, error_event};
-pub use request::parse;
+pub use request::{parse, parse_compact};
 pub use response::{reply_body, reply_events};
 
 /// A comment that keeps a silent stream alive. Every client of this dialect that was measured

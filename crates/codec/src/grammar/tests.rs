@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Grammar, Pieces, families, harmony::Harmony, hermes::HERMES, whole};
 
-fn all() -> Vec<Box<dyn Grammar>> {
+pub(crate) fn all() -> Vec<Box<dyn Grammar>> {
     vec![
         Box::new(HERMES),
         Box::new(families::QWEN3_CODER),

@@ -1,6 +1,9 @@
 //! `espalier serve`: the gateway alone, as the capture layer of somebody else's orchestrator.
 
+mod engines;
+
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -8,46 +11,63 @@ use std::{
 };
 
 use codec::Codec;
-use engine::{
-    Engine,
-    remote::{Endpoint, Facts, sglang::Sglang, vllm},
-    scripted::{Replay, Scripted},
-};
 use gateway::{Admin, Gateway, Listen, LocalAddr};
 use ledger::Ledger;
-use record::{Disposition, Fault};
+use record::{Disposition, Fault, GroupId, RolloutId, RolloutSpec, TaskId};
 
-use crate::{
-    display::Display,
-    error::CliError,
-    policy,
-    recipe::{self, PolicySource},
-    teacher,
-};
+use crate::{display::Display, error::CliError, recipe, telemetry::Telemetry};
 
 /// How long calls in flight may take to end after Ctrl-C.
 const DRAIN: Duration = Duration::from_secs(30);
 /// The environment variable that may hold the admin token.
 const TOKEN_VARIABLE: &str = "ESPALIER_ADMIN_TOKEN";
 /// What exists today, and what the design names for later.
-const KINDS: &str = "embedded:DIR, vllm:URL, sglang:URL and scripted:FILE";
-const KINDS_LATER: [&str; 2] = ["tinker", "openai"];
+const KINDS: &str = "embedded:DIR, vllm:URL, sglang:URL, openai:URL and scripted:FILE";
+const KINDS_LATER: [&str; 1] = ["tinker"];
+/// A text-only server has a context of its own, in tokens of its own, and says so itself.
+const TEXT_CONTEXT_TOKENS_MAX: u32 = 1 << 24;
 
 /// Serve an engine to any harness and capture every call.
 ///
 /// Rollouts are opened through the admin API; each gets a base URL of its own. Ctrl-C lets calls
-/// in flight end and closes what is open.
+/// in flight end and closes what is open. Several engines serve as one: a rollout stays with the
+/// engine of its first call, and one that does not answer is left out until it does.
 ///
 /// Example: espalier serve --engine embedded:policy --run runs/captured
+///
+/// To try a harness on a model behind somebody's API (text only, so nothing is trainable):
+/// espalier serve --engine openai:https://HOST/v1 --engine-key-env API_KEY --model NAME --open try
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// What answers: embedded:DIR (Hugging Face folder), vllm:URL, sglang:URL, or scripted:FILE
-    /// (replies as JSON lines).
-    #[arg(long, value_name = "KIND:WHERE")]
-    engine: String,
-    /// Folder with tokenizer and chat template [default: the folder of the embedded engine].
+    /// What answers: embedded:DIR (Hugging Face folder), vllm:URL, sglang:URL, openai:URL (text
+    /// only; the URL ends before /chat/completions), or scripted:FILE (replies as JSON lines).
+    /// May be given several times.
+    #[arg(long, value_name = "KIND:WHERE", required = true)]
+    engine: Vec<String>,
+    /// Environment variable that holds the key of the engines behind a URL.
+    #[arg(long, value_name = "VARIABLE")]
+    engine_key_env: Option<String>,
+    /// PEM file with the certificates that engines behind https are trusted by [default: the
+    /// well-known authorities].
+    #[arg(long, value_name = "FILE")]
+    engine_authorities: Option<PathBuf>,
+    /// The model that an openai: engine is asked for [default: the only one that it has].
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Open a rollout of this name at once, and say its address.
+    #[arg(long, value_name = "ROLLOUT")]
+    open: Option<String>,
+    /// Folder with tokenizer and chat template [default: the folder of the embedded engine; for
+    /// openai: engines the built-in one, whose counts of tokens are not the server's].
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
+    /// How earlier turns of the model are shown to it: as-generated, reasoning included, which
+    /// never forks; or as-template, as the chat template shows them in deployment.
+    #[arg(long, value_enum, default_value_t = History::AsGenerated)]
+    history: History,
+    /// What the chat template is told of thinking (its variable enable_thinking) [default: nothing].
+    #[arg(long, value_name = "true|false")]
+    thinking: Option<bool>,
     /// Where harnesses connect; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:8300")]
     listen: SocketAddr,
@@ -58,116 +78,32 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIR", default_value = "runs/serve")]
     run: PathBuf,
     /// Prompt and reply of a call together, for engines behind a URL; a vLLM server's own limit
-    /// counts when it is lower.
-    #[arg(long, value_name = "TOKENS", default_value_t = teacher::CONTEXT_TOKENS_MAX)]
-    context_tokens: u32,
+    /// counts when it is lower [default: 131072; for openai: engines the server's own].
+    #[arg(long, value_name = "TOKENS")]
+    context_tokens: Option<u32>,
     /// Rules for what must not be written down: a TOML file with the keys of a recipe's [redact].
     #[arg(long, value_name = "FILE")]
     redact: Option<PathBuf>,
+    /// OpenTelemetry collector (OTLP over HTTP) that gets a span per call; without text and keys.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
     /// Threads of the embedded engine.
     #[arg(long, default_value_t = 2)]
     threads: usize,
 }
 
-/// What `--engine` says.
-#[derive(Debug, PartialEq, Eq)]
-enum Kind {
-    Embedded(PathBuf),
-    Vllm(String),
-    Sglang(String),
-    Scripted(PathBuf),
-}
-
-impl Kind {
-    fn parse(text: &str) -> Result<Self, CliError> {
-        let wrong = |what: String| Err(CliError::usage(what, format!("today there are {KINDS}")));
-        let Some((kind, place)) = text.split_once(':').filter(|(_, place)| !place.is_empty())
-        else {
-            return wrong(format!("--engine {text:?}: expected KIND:WHERE"));
-        };
-        match kind {
-            "embedded" => Ok(Self::Embedded(place.into())),
-            "vllm" => Ok(Self::Vllm(place.into())),
-            "sglang" => Ok(Self::Sglang(place.into())),
-            "scripted" => Ok(Self::Scripted(place.into())),
-            later if KINDS_LATER.contains(&later) => {
-                wrong(format!("--engine {text:?}: kind {kind} does not exist yet"))
-            }
-            _ => wrong(format!("--engine {text:?}: unknown kind {kind:?}")),
-        }
-    }
-
-    /// The tokenizer's folder when none is named.
-    fn tokenizer(&self) -> Result<&Path, CliError> {
-        match self {
-            Self::Embedded(folder) => Ok(folder),
-            Self::Vllm(_) | Self::Sglang(_) => Err(CliError::usage(
-                "the tokenizer of a server's model must be here, because prompts are sent as tokens",
-                "add --tokenizer DIR, a folder with tokenizer.json and chat template",
-            )),
-            Self::Scripted(_) => Err(CliError::usage(
-                "a scripted engine has no tokenizer of its own",
-                "add --tokenizer DIR, a folder with tokenizer.json and chat template",
-            )),
-        }
-    }
-
-    async fn start(
-        &self,
-        codec: &Arc<Codec>,
-        arguments: &Arguments,
-    ) -> Result<Arc<dyn Engine>, CliError> {
-        let facts = Facts {
-            context_tokens_max: arguments.context_tokens,
-            vocabulary: codec.vocabulary(),
-            policy_version: 0,
-        };
-        match self {
-            Self::Vllm(url) => {
-                let api = vllm::Api::default();
-                let engine = vllm::Vllm::connect(Endpoint::new(url), facts, api).await;
-                let engine = engine.map_err(|error| CliError::failed("the engine", error))?;
-                Ok(Arc::new(engine))
-            }
-            Self::Sglang(url) => {
-                let engine = Sglang::connect(Endpoint::new(url), facts).await;
-                let engine = engine.map_err(|error| CliError::failed("the engine", error))?;
-                Ok(Arc::new(engine))
-            }
-            Self::Embedded(folder) => {
-                let weights = Arc::new(policy::load_weights(folder, codec)?);
-                let source = PolicySource {
-                    folder: folder.clone(),
-                    threads: arguments.threads.max(1),
-                };
-                Ok(policy::start_engine(&source, codec, weights, 0)?)
-            }
-            Self::Scripted(file) => {
-                let script = Replay::load(file)
-                    .map_err(|error| CliError::failed("the scripted engine", error))?;
-                Ok(Arc::new(Scripted::new(
-                    &file.display().to_string(),
-                    Arc::new(script),
-                    teacher::voice(codec),
-                    teacher::CONTEXT_TOKENS_MAX,
-                    codec.vocabulary(),
-                )))
-            }
-        }
-    }
+/// How earlier turns are shown. The comments of [`codec::History`] say more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum History {
+    AsGenerated,
+    AsTemplate,
 }
 
 /// Runs the command until Ctrl-C.
 pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError> {
     let display = Display::new(json);
     let (cancel, _watcher) = super::interrupts();
-    let kind = Kind::parse(&arguments.engine)?;
-    let folder = match &arguments.tokenizer {
-        Some(folder) => folder,
-        None => kind.tokenizer()?,
-    };
-    let codec = policy::load_codec(folder)?;
-    let engine = kind.start(&codec, &arguments).await?;
+    let (codec, engine) = engines::start(&arguments).await?;
     let rules = match &arguments.redact {
         Some(file) => recipe::load_redaction(file)?,
         None => ledger::RedactionSettings::default(),
@@ -179,12 +115,14 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         Ok(token) => token,
         Err(_) => random_token()?,
     };
+    let telemetry = Telemetry::start(arguments.otlp.as_deref())?;
     let config = gateway::Config {
         listen: vec![Listen::Tcp(arguments.listen)],
         admin: Some(Admin {
             listen: arguments.admin,
-            token: token.clone(),
+            token: token.clone().into(),
         }),
+        spans: telemetry.on(),
         ..gateway::Config::default()
     };
     let gateway = match Gateway::start(config, engine, Arc::clone(&codec), ledger.clone()).await {
@@ -195,10 +133,15 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         }
     };
     announce(&display, &gateway, &token, &codec, &arguments.run);
+    if let Some(name) = &arguments.open {
+        open(&display, &gateway, name).await?;
+    }
     cancel.cancelled().await;
     display.line("draining: calls in flight may end, new ones are refused");
     gateway.shutdown(DRAIN).await;
     drop(gateway);
+    // Its threads wait for the network: not on the runtime.
+    let _ = tokio::task::spawn_blocking(move || telemetry.end()).await;
     let closed = close_open_rollouts(&ledger).await?;
     ledger
         .close()
@@ -227,7 +170,9 @@ fn announce(display: &Display, gateway: &Gateway, token: &str, codec: &Codec, ru
         "base_url": base, "admin_url": admin, "admin_token": token,
         "continuation": codec.mode().name(), "run": run,
     }));
-    display.line(&format!("harnesses   {base}/r/KEY/v1   (Chat Completions)"));
+    display.line(&format!(
+        "harnesses   {base}/r/KEY/v1   (Chat Completions, Responses, Messages; Gemini: {base}/r/KEY)"
+    ));
     display.line(&format!("admin       {admin}"));
     display.line(&format!("token       {token}"));
     display.line(&format!("captured in {}", run.display()));
@@ -240,6 +185,45 @@ fn announce(display: &Display, gateway: &Gateway, token: &str, codec: &Codec, ru
         "open a rollout: curl -s -X POST -H 'Authorization: Bearer {token}' {admin}/v1/rollouts"
     ));
     display.line("Ctrl-C drains and ends");
+}
+
+/// Opens a rollout as the admin API would, for whoever wants to try a harness by hand.
+async fn open(display: &Display, gateway: &Gateway, name: &str) -> Result<(), CliError> {
+    let wrong = |what: String| CliError::usage(what, "a name such as --open try-1");
+    let id = RolloutId::new(name).map_err(|error| wrong(error.to_string()))?;
+    let task = TaskId::new(name).map_err(|error| wrong(error.to_string()))?;
+    let group = GroupId::new(name).map_err(|error| wrong(error.to_string()))?;
+    let spec = RolloutSpec {
+        id,
+        task,
+        group,
+        harness: "unknown".to_owned(),
+        labels: BTreeMap::new(),
+        seed: 0,
+    };
+    let access = gateway
+        .open_noted(gateway::Open::new(spec))
+        .await
+        .map_err(|error| CliError::failed("opening a rollout", error))?;
+    let base = gateway
+        .local_addrs()
+        .iter()
+        .find_map(|address| match address {
+            LocalAddr::Tcp(address) => Some(format!("http://{address}")),
+            _ => None,
+        });
+    let base = format!("{}{}", base.unwrap_or_default(), access.path);
+    display.json(
+        &serde_json::json!({"rollout": name, "base_url": format!("{base}/v1"), "key": access.key}),
+    );
+    display.line(&format!("rollout {name}: OPENAI_BASE_URL={base}/v1"));
+    display.line(&format!("rollout {name}: ANTHROPIC_BASE_URL={base}"));
+    display.line(&format!("rollout {name}: GOOGLE_GEMINI_BASE_URL={base}"));
+    display.line(&format!(
+        "rollout {name}: any of the API keys = {}",
+        access.key
+    ));
+    Ok(())
 }
 
 /// 32 random hexadecimal digits.
@@ -298,26 +282,6 @@ async fn remove_empty(ledger: Ledger, run: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_engine_is_a_kind_and_a_place() {
-        let kind = |text| Kind::parse(text).map_err(|error| error.to_string());
-        assert_eq!(kind("embedded:a/b:c"), Ok(Kind::Embedded("a/b:c".into())));
-        assert_eq!(
-            kind("scripted:x.jsonl"),
-            Ok(Kind::Scripted("x.jsonl".into()))
-        );
-        let cases = [
-            ("embedded", "expected KIND:WHERE"),
-            ("embedded:", "expected KIND:WHERE"),
-            ("tinker:http://host", "kind tinker does not exist yet"),
-            ("magic:wand", "unknown kind \"magic\""),
-        ];
-        for (text, expected) in cases {
-            let found = kind(text).unwrap_err();
-            assert!(found.contains(expected), "{text} gave: {found}");
-        }
-    }
 
     #[test]
     fn tokens_are_long_and_differ() {

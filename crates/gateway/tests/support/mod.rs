@@ -13,7 +13,7 @@ pub mod client;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -95,6 +95,7 @@ pub struct Puppet {
     released: Notify,
     failures: Mutex<VecDeque<EngineError>>,
     asked: AtomicUsize,
+    version: AtomicU64,
     pub requests: Mutex<Vec<Request>>,
 }
 
@@ -121,6 +122,7 @@ impl Puppet {
             released: Notify::new(),
             failures: Mutex::default(),
             asked: AtomicUsize::new(0),
+            version: AtomicU64::new(0),
             requests: Mutex::default(),
         })
     }
@@ -134,6 +136,11 @@ impl Puppet {
     pub fn release(&self) {
         self.held.store(false, Ordering::SeqCst);
         self.released.notify_waiters();
+    }
+
+    /// Answers without remembering what was asked: for tests that ask very often.
+    pub async fn answer(&self, request: Request) -> Result<Generation, EngineError> {
+        self.inner.generate(request).await
     }
 
     pub fn fail_next(&self, error: EngineError) {
@@ -152,7 +159,15 @@ impl Engine for Puppet {
     }
 
     fn policy_version(&self) -> PolicyVersion {
-        self.inner.policy_version()
+        self.version.load(Ordering::SeqCst)
+    }
+
+    async fn load_weights(&self, folder: &Path, version: PolicyVersion) -> Result<(), EngineError> {
+        if folder.ends_with("missing") {
+            return Err(EngineError::Invalid("no such folder".to_owned()));
+        }
+        self.version.store(version, Ordering::SeqCst);
+        Ok(())
     }
 
     async fn generate(&self, request: Request) -> Result<Generation, EngineError> {
@@ -166,10 +181,14 @@ impl Engine for Puppet {
             released.await;
         }
         let failure = self.failures.lock().unwrap().pop_front();
-        match failure {
-            Some(error) => Err(error),
-            None => self.inner.generate(request).await,
+        if let Some(error) = failure {
+            return Err(error);
         }
+        let mut generation = self.inner.generate(request).await?;
+        for span in &mut generation.policy {
+            span.version = self.policy_version();
+        }
+        Ok(generation)
     }
 }
 
@@ -266,18 +285,16 @@ pub fn id(name: &str) -> RolloutId {
 
 pub fn rollout(name: &str) -> Open {
     Open {
-        spec: RolloutSpec {
+        sampling: Sampling::default(),
+        calls_max: 100,
+        ..Open::new(RolloutSpec {
             id: id(name),
             task: TaskId::new("t").unwrap(),
             group: GroupId::new("g").unwrap(),
             harness: "test".to_owned(),
             labels: BTreeMap::new(),
             seed: 7,
-        },
-        sampling: Sampling::default(),
-        sampling_fixed: false,
-        calls_max: 100,
-        key: None,
+        })
     }
 }
 

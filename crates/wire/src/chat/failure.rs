@@ -12,7 +12,7 @@ pub fn error_body(kind: &ErrorKind, message: &str) -> (u16, Value) {
         ErrorKind::InvalidRequest => ("invalid_request_error", Value::Null),
         ErrorKind::Unauthorized => ("invalid_request_error", json!("invalid_api_key")),
         ErrorKind::NotFound => ("invalid_request_error", json!("not_found")),
-        ErrorKind::Settled => ("invalid_request_error", json!("rollout_settled")),
+        ErrorKind::Ended => ("invalid_request_error", json!("rollout_ended")),
         ErrorKind::TooLarge => ("invalid_request_error", json!("request_too_large")),
         ErrorKind::TooLong => ("invalid_request_error", json!("context_length_exceeded")),
         ErrorKind::RateLimit { .. } => ("rate_limit_error", json!("rate_limit_exceeded")),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     Form, Request, SamplingWishes, WireError,
-    field::{count, flag, number, present, refuse, strings, text},
+    field::{count, flag, named, number, present, refuse, strings, text},
     request::{arguments, no_parameters, push},
 };
 
@@ -205,7 +205,7 @@ fn content_part(part: &Value, path: &str, message: &mut Message) -> Result<(), W
         Some(other) => {
             return Err(WireError::Unsupported {
                 path: path.to_owned(),
-                feature: format!("content of type {other:?}"),
+                feature: format!("content of type {}", named(other)),
                 advice: "send text or images",
             });
         }

@@ -9,9 +9,8 @@ use crate::{ErrorKind, Form, sse::frame};
 pub fn error_body(kind: &ErrorKind, message: &str) -> (u16, Value) {
     let word = match kind {
         ErrorKind::InvalidRequest | ErrorKind::TooLong | ErrorKind::TooLarge => "INVALID_ARGUMENT",
-        ErrorKind::Unauthorized => "UNAUTHENTICATED",
+        ErrorKind::Unauthorized | ErrorKind::Ended => "UNAUTHENTICATED",
         ErrorKind::NotFound => "NOT_FOUND",
-        ErrorKind::Settled => "FAILED_PRECONDITION",
         ErrorKind::RateLimit { .. } => "RESOURCE_EXHAUSTED",
         ErrorKind::Engine => "INTERNAL",
         ErrorKind::Overloaded => "UNAVAILABLE",

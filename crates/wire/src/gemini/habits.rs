@@ -33,6 +33,7 @@ fn a_request_as_gemini_cli_sends_it() {
         model: "m".into(),
         stream: true,
         json_list: false,
+        compact: false,
     };
     let request = parse(&body, &target).unwrap();
     assert!(request.stream && request.model == "m");

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     Form, Request, SamplingWishes, Target, WireError,
-    field::{count, number, present, refuse, strings, text},
+    field::{count, named, number, present, refuse, strings, text},
     request::{arguments_of_object, no_parameters, push},
 };
 
@@ -133,7 +133,7 @@ fn plain(part: &Value, path: &str) -> Result<Option<Part>, WireError> {
         Some(name) if name == "thoughtSignature" => Ok(None),
         Some(name) => Err(WireError::Unsupported {
             path: path.to_owned(),
-            feature: format!("a part with {name:?}"),
+            feature: format!("a part with {}", named(name)),
             advice: "send text, images, function calls or function responses",
         }),
         None => Err(refuse(path, "a part", part)),
@@ -258,6 +258,13 @@ fn tools(object: &Map<String, Value>) -> Result<Vec<ToolSpec>, WireError> {
                 Some(schema) => schema.clone(),
                 None => present(function, "parameters").map_or_else(no_parameters, json_schema),
             };
+            if !parameters.is_object() {
+                return Err(refuse(
+                    format!("{within}parameters"),
+                    "an object",
+                    &parameters,
+                ));
+            }
             tools.push(ToolSpec {
                 name: name.to_owned(),
                 description: text(function, &within, "description")?

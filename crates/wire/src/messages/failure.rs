@@ -9,10 +9,8 @@ use crate::{ErrorKind, sse::frame};
 #[must_use]
 pub fn error_body(kind: &ErrorKind, message: &str) -> (u16, Value) {
     let (status, class) = match kind {
-        ErrorKind::InvalidRequest | ErrorKind::TooLong | ErrorKind::Settled => {
-            (kind.status(), "invalid_request_error")
-        }
-        ErrorKind::Unauthorized => (kind.status(), "authentication_error"),
+        ErrorKind::InvalidRequest | ErrorKind::TooLong => (kind.status(), "invalid_request_error"),
+        ErrorKind::Unauthorized | ErrorKind::Ended => (kind.status(), "authentication_error"),
         ErrorKind::NotFound => (kind.status(), "not_found_error"),
         ErrorKind::TooLarge => (kind.status(), "request_too_large"),
         ErrorKind::RateLimit { .. } => (kind.status(), "rate_limit_error"),

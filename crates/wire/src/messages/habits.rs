@@ -245,7 +245,7 @@ fn errors_have_the_providers_types_and_statuses() {
         (ErrorKind::TooLong, 400, "invalid_request_error"),
         (ErrorKind::Unauthorized, 401, "authentication_error"),
         (ErrorKind::NotFound, 404, "not_found_error"),
-        (ErrorKind::Settled, 409, "invalid_request_error"),
+        (ErrorKind::Ended, 401, "authentication_error"),
         (ErrorKind::TooLarge, 413, "request_too_large"),
         (
             ErrorKind::RateLimit { retry_after_s: 1 },

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     Form, Request, SamplingWishes, WireError,
-    field::{count, flag, number, present, refuse, strings, text},
+    field::{count, flag, named, number, present, refuse, strings, text},
     request::{arguments_of_object, no_parameters, push},
 };
 
@@ -130,7 +130,7 @@ fn plain(block: &Value, path: &str) -> Result<Option<Part>, WireError> {
         (Some("document"), Some("text")) => Ok(some(source("data")?)),
         (Some(other), _) => Err(WireError::Unsupported {
             path: path.to_owned(),
-            feature: format!("content of type {other:?}"),
+            feature: format!("content of type {}", named(other)),
             advice: "send text or images",
         }),
         (None, _) => Err(refuse(format!("{path}.type"), "a content type", block)),

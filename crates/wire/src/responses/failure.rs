@@ -21,6 +21,8 @@ pub fn error_body(kind: &ErrorKind, message: &str) -> (u16, Value) {
 pub fn error_event(kind: &ErrorKind, message: &str) -> String {
     let code = match kind {
         ErrorKind::Engine | ErrorKind::Overloaded => json!("server_error"),
+        // The one code on which Codex surely ends, whatever the others become.
+        ErrorKind::Ended => json!("invalid_prompt"),
         other => error_body(other, message).1["error"]["code"].clone(),
     };
     let code = if code.is_null() {

@@ -3,7 +3,7 @@
 use record::{Dialect, FinishReason, Message, Role, ToolCall};
 use serde_json::{Value, json};
 
-use super::{error_body, error_event, parse, reply_body, reply_events};
+use super::{error_body, error_event, parse, parse_compact, reply_body, reply_events};
 use crate::{ErrorKind, Form, Reply, ToolForm, Usage, digest, opaque};
 
 fn messages(input: Value) -> Vec<Message> {
@@ -359,6 +359,7 @@ fn errors_in_a_body_and_in_a_stream() {
             "rate_limit_exceeded",
         ),
         (ErrorKind::InvalidRequest, "invalid_prompt"),
+        (ErrorKind::Ended, "invalid_prompt"),
     ] {
         let event = error_event(&kind, "why");
         assert!(event.starts_with("event: response.failed\n"), "{event}");
@@ -367,4 +368,83 @@ fn errors_in_a_body_and_in_a_stream() {
             "{event}"
         );
     }
+}
+
+/// As Codex compacts when it is told that the provider can: a path of its own, or an item at the
+/// end of an ordinary request. What comes back takes the place of the history, and is sent again.
+#[test]
+fn a_conversation_is_compacted_and_goes_on_from_its_summary() {
+    let input = json!([
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "gone"}]}]);
+    let mut summary = reply(Message::text(Role::Assistant, "All done.\n"));
+    summary.message.reasoning = Some("hm".into());
+
+    let request = parse_compact(&json!({"model": "m", "input": input, "stream": true})).unwrap();
+    let list = &request.conversation.messages;
+    assert_eq!(list.len(), 4);
+    assert_eq!(list[3].role, Role::User);
+    assert!(
+        list[3]
+            .text_content()
+            .contains("takes the place of this conversation")
+    );
+    assert!(!request.stream);
+    let body = reply_body(&summary, &request.form);
+    assert_eq!(body["object"], "response.compaction");
+    let items: Vec<_> = body["output"].as_array().unwrap().clone();
+    assert_eq!(items[0], input[1], "what the user said stays as it was");
+    assert_eq!((items.len(), &items[1]["type"]), (2, &json!("compaction")));
+    assert_eq!(body["usage"]["total_tokens"], 14);
+
+    let mut triggered = input.as_array().unwrap().clone();
+    triggered.push(json!({"type": "compaction_trigger"}));
+    let request = parse(&json!({"input": triggered})).unwrap();
+    assert_eq!(request.conversation.messages, *list);
+    let events = reply_events(&summary, &request.form, usize::MAX);
+    let names: Vec<_> = events
+        .iter()
+        .map(|event| event.lines().next().unwrap().rsplit('.').next().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        ["created", "in_progress", "added", "done", "completed"]
+    );
+    let item = &reply_body(&summary, &request.form)["output"][0];
+    assert_eq!(item, &items[1]);
+
+    let mut later = vec![input[0].clone()];
+    later.extend(items);
+    later.push(json!({"role": "user", "content": "more"}));
+    later.push(json!({"type": "compaction", "encrypted_content": "of somebody else"}));
+    let said: Vec<_> = messages(json!(later))
+        .iter()
+        .map(|message| (message.role, message.text_content()))
+        .collect();
+    assert_eq!(
+        said,
+        [
+            (Role::System, "rules".into()),
+            (Role::User, "go".into()),
+            (
+                Role::User,
+                "Summary of the conversation so far:\n\nAll done.\n".into()
+            ),
+            (Role::User, "more".into())
+        ]
+    );
+}
+
+#[test]
+fn only_the_newest_of_what_the_user_said_stays_beside_a_summary() {
+    let long = "x".repeat(40 << 10);
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let request =
+        parse_compact(&json!({"input": [user(&long), user("small"), user(&long)]})).unwrap();
+    let kept = request.form.compaction.unwrap().kept;
+    assert_eq!(kept, [user("small"), user(&long)]);
+    let request = parse_compact(&json!({"input": "go"})).unwrap();
+    let kept = request.form.compaction.unwrap().kept;
+    assert_eq!(kept[0]["content"][0]["text"], "go");
 }

@@ -6,8 +6,8 @@ use record::{Conversation, Message, Part, Role, ToolCall, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Form, Request, SamplingWishes, ToolForm, WireError,
-    field::{count, flag, number, present, refuse, text},
+    Compaction, Form, Request, SamplingWishes, ToolForm, WireError,
+    field::{count, flag, named, number, present, refuse, text},
     opaque,
     request::{arguments, no_parameters, push},
 };
@@ -26,6 +26,65 @@ const PROVIDER_ITEMS: [&str; 9] = [
     "web_search_call",
 ];
 
+/// What the model is asked when a client wants its conversation compacted.
+const COMPACT: &str = "Write a summary that takes the place of this conversation. Whoever goes on \
+with the task sees the summary and nothing else of what was said, so put into it: the task and its \
+constraints in the user's words, what was decided and why, what was done (files, commands, results), \
+what was found out, and what remains to be done, the next step first. Reply with the summary alone \
+and call no tool.";
+
+/// What stands before a summary when the conversation goes on from it.
+const SUMMARY: &str = "Summary of the conversation so far:\n\n";
+
+/// Bytes of the user's own messages that stay beside a summary, the newest first.
+const KEPT_BYTES_MAX: usize = 64 << 10;
+
+/// Reads the body of `/responses/compact`: an ordinary request whose reply is a summary. What the
+/// user said stays beside it.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_compact(body: &Value) -> Result<Request, WireError> {
+    let mut request = parse(body)?;
+    if request.form.compaction.is_none() {
+        let message = Message::text(Role::User, COMPACT);
+        request.conversation.messages.push(message);
+    }
+    request.stream = false;
+    request.form.compaction = Some(Compaction {
+        route: true,
+        kept: kept(&body["input"]),
+    });
+    Ok(request)
+}
+
+/// The user's messages, as items, as far as there is room.
+fn kept(input: &Value) -> Vec<Value> {
+    let one;
+    let items = match input {
+        Value::String(text) => {
+            one = [json!({"type": "message", "role": "user",
+                "content": [{"type": "input_text", "text": text}]})];
+            one.as_slice()
+        }
+        Value::Array(items) => items,
+        _ => &[],
+    };
+    let mut bytes = 0;
+    let mut kept: Vec<Value> = items
+        .iter()
+        .rev()
+        .filter(|item| item["role"] == "user")
+        .take_while(|item| {
+            bytes += item.to_string().len();
+            bytes <= KEPT_BYTES_MAX
+        })
+        .cloned()
+        .collect();
+    kept.reverse();
+    kept
+}
+
 /// Reads a request body.
 ///
 /// # Errors
@@ -40,6 +99,7 @@ pub fn parse(body: &Value) -> Result<Request, WireError> {
         messages: Vec::new(),
         turn: None,
         forms: &forms,
+        compact: false,
     };
     if let Some(instructions) = text(object, "", "instructions")?
         && !instructions.is_empty()
@@ -61,6 +121,10 @@ pub fn parse(body: &Value) -> Result<Request, WireError> {
         None => return Err(refuse("input", "a string or items", &Value::Null)),
     }
     reader.end_turn();
+    let compaction = reader.compact.then(Compaction::default);
+    if compaction.is_some() {
+        reader.messages.push(Message::text(Role::User, COMPACT));
+    }
     let messages = reader.messages;
     let previous = text(object, "", "previous_response_id")?.map(str::to_owned);
     if messages.is_empty() && previous.is_none() {
@@ -78,6 +142,7 @@ pub fn parse(body: &Value) -> Result<Request, WireError> {
         },
         form: Form {
             tools: forms,
+            compaction,
             ..Form::default()
         },
         previous,
@@ -91,6 +156,8 @@ struct Reader<'a> {
     /// The assistant turn that is being put together.
     turn: Option<Message>,
     forms: &'a BTreeMap<String, ToolForm>,
+    /// Whether an item asked for a summary.
+    compact: bool,
 }
 
 impl Reader<'_> {
@@ -162,10 +229,21 @@ impl Reader<'_> {
                 self.other(message);
                 Ok(())
             }
+            "compaction" | "compaction_summary" => {
+                let sealed = item["encrypted_content"].as_str();
+                if let Some(summary) = sealed.and_then(opaque::unseal) {
+                    self.other(Message::text(Role::User, format!("{SUMMARY}{summary}")));
+                }
+                Ok(())
+            }
+            "compaction_trigger" => {
+                self.compact = true;
+                Ok(())
+            }
             kind if PROVIDER_ITEMS.contains(&kind) => Ok(()),
             other => Err(WireError::Unsupported {
                 path: path.to_owned(),
-                feature: format!("an item of type {other:?}"),
+                feature: format!("an item of type {}", named(other)),
                 advice: "send messages, reasoning, function or custom tool calls and their outputs",
             }),
         }
@@ -251,7 +329,7 @@ fn content(value: &Value, path: &str, message: &mut Message) -> Result<(), WireE
             Some(other) => {
                 return Err(WireError::Unsupported {
                     path,
-                    feature: format!("content of type {other:?}"),
+                    feature: format!("content of type {}", named(other)),
                     advice: "send text or images",
                 });
             }

@@ -41,6 +41,12 @@ fn call_item(call: &ToolCall, id: &str, form: &Form) -> Value {
 fn items(reply: &Reply, form: &Form) -> Vec<Value> {
     let stem = stem(reply);
     let message = &reply.message;
+    if let Some(compaction) = &form.compaction {
+        let mut items = compaction.kept.clone();
+        items.push(json!({"type": "compaction", "id": format!("cmp_{stem}"),
+            "encrypted_content": opaque::seal(&message.text_content())}));
+        return items;
+    }
     let mut items = Vec::new();
     if let Some(reasoning) = &message.reasoning {
         items.push(json!({
@@ -66,17 +72,21 @@ fn items(reply: &Reply, form: &Form) -> Vec<Value> {
     items
 }
 
-fn envelope(reply: &Reply, status: &str, output: Vec<Value>) -> Value {
+fn usage(reply: &Reply) -> Value {
     let usage = &reply.usage;
+    json!({
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt.saturating_add(usage.completion),
+    })
+}
+
+fn envelope(reply: &Reply, status: &str, output: Vec<Value>) -> Value {
     let usage = match status {
         "in_progress" => Value::Null,
-        _ => json!({
-            "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached},
-            "output_tokens": usage.completion,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.prompt.saturating_add(usage.completion),
-        }),
+        _ => usage(reply),
     };
     let incomplete = match status {
         "incomplete" => json!({"reason": "max_output_tokens"}),
@@ -121,6 +131,14 @@ fn status(reply: &Reply) -> &'static str {
 /// The whole reply as one body.
 #[must_use]
 pub fn reply_body(reply: &Reply, form: &Form) -> Value {
+    if form
+        .compaction
+        .as_ref()
+        .is_some_and(|compaction| compaction.route)
+    {
+        return json!({"id": reply.id, "object": "response.compaction",
+            "created_at": reply.created_s, "output": items(reply, form), "usage": usage(reply)});
+    }
     envelope(reply, status(reply), items(reply, form))
 }
 
@@ -158,6 +176,13 @@ impl Frames {
                 "summary_index",
             ),
             Some("message") => ("content", "content_part", "output_text", "content_index"),
+            Some("compaction") => {
+                self.emit(
+                    "response.output_item.added",
+                    json!({"output_index": index, "item": open}),
+                );
+                return;
+            }
             kind => {
                 let (field, name) = match kind {
                     Some("custom_tool_call") => ("input", "custom_tool_call_input"),

@@ -12,7 +12,9 @@
 //! | model or harness? | [`matrix`]: cells with intervals, and shares of variance |
 //! | do judges agree? | [`kappa`], [`kappa_quadratic`] |
 //! | how does it work? | [`Behaviour`], from captured calls; [`before_after`] of two checkpoints |
-//! | what does it cost? | [`quantile`] for p50 and p95 |
+//! | what does it use and cost? | [`Usage`], [`Price`], [`Service`]; wall-clock apart, in [`Times`] |
+//! | all of it at once | [`Report::of`] the [`Trial`]s, for people as a [`Document`] |
+//! | do two verifiers agree? | [`Rescored`] |
 //!
 //! Which interval, and why:
 //! - **One sample per task**: Wilson's score interval (E. B. Wilson 1927). It stays inside [0, 1]
@@ -24,33 +26,51 @@
 //!   task means are equal that error is zero, which says too much for few tasks; then Wilson's
 //!   interval over *tasks* is given instead.
 //! - **Comparison**: paired by task, because tasks differ more than policies do: Student's t over
-//!   the differences of task means, and for one sample per task McNemar's exact test on the
-//!   tasks where the two disagree. [`bootstrap`] gives a distribution-free interval of the mean
+//!   the differences of task means, the sign-flip test ([`sign_flip`]), and for one sample per
+//!   task McNemar's exact test on the tasks where the two disagree. Several comparisons are
+//!   adjusted together ([`holm`]). [`bootstrap`] gives a distribution-free interval of the mean
 //!   by resampling tasks.
 //!
 //! Invariants: intervals contain the estimate and lie inside [0, 1] ([-1, 1] for differences);
 //! everything is independent of the order of tasks and samples, except the bootstrap's draw,
-//! which is fixed by seed and order. Limits: a task without samples is left out and counted in
+//! which is fixed by seed and order; a report sorts its trials first, so the same trials give
+//! the same bytes. Limits: a task without samples is left out and counted in
 //! [`PassRate::tasks_empty`]; no tasks at all give `None`.
 
 mod agreement;
 mod behaviour;
 mod bootstrap;
 mod compare;
+mod document;
 mod interval;
 mod matrix;
+mod page;
 mod pass;
+mod plot;
 mod quantile;
+mod report;
+mod rescored;
 mod special;
+mod trial;
+mod usage;
 
 pub use agreement::{kappa, kappa_quadratic};
 pub use behaviour::{Behaviour, SHELLS, before_after, is_error};
 pub use bootstrap::bootstrap;
-pub use compare::{Difference, mcnemar, paired_difference};
+pub use compare::{Difference, holm, mcnemar, paired_difference, sign_flip};
+pub use document::{Block, Document, csv};
 pub use interval::{Interval, wilson};
 pub use matrix::{Cell, Decomposition, Matrix, Score, matrix};
+pub use page::trials_csv;
 pub use pass::{
     PassRate, TaskResult, pass_at_1, pass_at_k, pass_pow_k, pass_pow_k_plug_in, threshold_curve,
 };
 pub use quantile::quantile;
+pub use report::{
+    ALL, Agreement, AtK, Comparison, Improvement, Mean, Model, Part, Report, Setup, THRESHOLDS,
+    Training,
+};
+pub use rescored::{Pair, Rescored};
 pub use special::student_t_975;
+pub use trial::{Outcome, Trial, Usage};
+pub use usage::{Price, Service, Spread, Times};

@@ -1,9 +1,10 @@
 //! Every limit of a stage, and the facts that all rollouts of a run share.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use sandbox::Limits;
 use serde::{Deserialize, Serialize};
+use verify::judge::Panel;
 
 /// Wall-clock limits by stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,15 @@ impl Stages {
     }
 }
 
+/// Whether and where workspaces are kept after the harness ended, for another verifier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeepWorlds {
+    /// One file per rollout.
+    pub folder: PathBuf,
+    /// A larger world is not kept; a file says so in its place.
+    pub bytes_max: u64,
+}
+
 /// What all rollouts of a run share.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -81,6 +91,10 @@ pub struct Settings {
     pub espalier: String,
     /// Digest of tokenizer and template, for the record.
     pub codec_digest: String,
+    /// Who judges rubrics; tasks that need one end as `judge_failed` without.
+    pub panel: Option<Arc<Panel>>,
+    /// Workspaces to keep; none when `None`.
+    pub keep_worlds: Option<KeepWorlds>,
 }
 
 impl Settings {
@@ -100,6 +114,8 @@ impl Settings {
             gateway_port: 8080,
             espalier: env!("CARGO_PKG_VERSION").into(),
             codec_digest: String::new(),
+            panel: None,
+            keep_worlds: None,
         }
     }
 }

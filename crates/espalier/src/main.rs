@@ -8,6 +8,7 @@ mod curriculum;
 mod display;
 mod error;
 mod lab;
+mod models;
 mod policy;
 mod recipe;
 mod run_dir;
@@ -41,6 +42,7 @@ enum Command {
     Sft(commands::sft::Arguments),
     Rollout(commands::rollout::Arguments),
     Eval(commands::eval::Arguments),
+    Verify(commands::verify::Arguments),
     Serve(commands::serve::Arguments),
     Inspect(commands::inspect::Arguments),
     Tree(commands::tree::Arguments),
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
             Command::Sft(arguments) => commands::sft::run(arguments, json).await,
             Command::Rollout(arguments) => commands::rollout::run(arguments, json).await,
             Command::Eval(arguments) => commands::eval::run(arguments, json).await,
+            Command::Verify(arguments) => commands::verify::run(arguments, json).await,
             Command::Serve(arguments) => commands::serve::run(arguments, json).await,
             Command::Inspect(arguments) => commands::inspect::run(&arguments, json),
             Command::Tree(arguments) => commands::tree::run(&arguments, json),

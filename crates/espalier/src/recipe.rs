@@ -1,11 +1,16 @@
 //! A recipe: everything that a run depends on, in one TOML file. Strict: an unknown key or a
 //! wrong type names file, line, key and what was expected.
 
+mod eval;
+mod judge;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
+pub(crate) use eval::{EvalSettings, ModelSource};
+pub(crate) use judge::VerifySettings;
 use learner::{Schedule, grpo::GrpoSettings};
 use model::adamw::AdamWSettings;
 use objective::Scale;
@@ -39,6 +44,9 @@ pub(crate) struct Recipe {
     /// Evaluation.
     #[serde(default)]
     pub(crate) eval: EvalSettings,
+    /// Verifiers beyond the tasks' own code.
+    #[serde(default)]
+    pub(crate) verify: VerifySettings,
     /// The cold start.
     #[serde(default)]
     pub(crate) sft: SftRecipe,
@@ -99,6 +107,9 @@ pub(crate) struct RolloutSettings {
     pub(crate) stages: rollout::Stages,
     /// Limits of each sandbox.
     pub(crate) limits: Limits,
+    /// Workspaces of at most so many bytes are kept after the harness ended, so that another
+    /// verifier can score them later (`espalier verify`); 0 keeps none.
+    pub(crate) world_bytes_max: u64,
 }
 
 impl Default for RolloutSettings {
@@ -110,6 +121,7 @@ impl Default for RolloutSettings {
             calls_max: 12,
             stages: rollout::Stages::default(),
             limits: Limits::default(),
+            world_bytes_max: 0,
         }
     }
 }
@@ -159,28 +171,6 @@ impl Default for TrainSettings {
             rate: Schedule::default(),
             optimiser: AdamWSettings::default(),
             checkpoint_every: 5,
-        }
-    }
-}
-
-/// Evaluation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct EvalSettings {
-    /// Held-out tasks; 0 takes all.
-    pub(crate) tasks: usize,
-    /// Sampled rollouts per task.
-    pub(crate) samples: u32,
-    /// One greedy rollout per task beside them.
-    pub(crate) greedy: bool,
-}
-
-impl Default for EvalSettings {
-    fn default() -> Self {
-        Self {
-            tasks: 0,
-            samples: 4,
-            greedy: true,
         }
     }
 }
@@ -296,6 +286,12 @@ impl Recipe {
                     return wrong(key, "a number between 0 and 1", value.to_string());
                 }
             }
+        }
+        if let Err((key, expected, found)) = self.eval.check() {
+            return wrong(&key, expected, found);
+        }
+        if let Err((key, expected, found)) = self.verify.check() {
+            return wrong(&key, expected, found);
         }
         let temperature = self.rollout.temperature;
         if !(temperature.is_finite() && temperature > 0.0) {

@@ -95,12 +95,14 @@ fn draw_whiskers<'a>(
         ])?;
         chart.draw_series([Circle::new((row.value, y), 4, style.filled())])?;
         let at = chart.backend_coord(&(low, y));
-        let font = ("sans-serif", 13).into_font().color(&INK).pos(
-            plotters::style::text_anchor::Pos::new(
-                plotters::style::text_anchor::HPos::Right,
-                plotters::style::text_anchor::VPos::Center,
-            ),
-        );
+        let font =
+            ("sans-serif", 13)
+                .into_font()
+                .color(&INK)
+                .pos(plotters::style::text_anchor::Pos::new(
+                    plotters::style::text_anchor::HPos::Right,
+                    plotters::style::text_anchor::VPos::Center,
+                ));
         area.draw(&Text::new(row.label.clone(), (at.0 - 8, at.1), font))?;
     }
     area.present()

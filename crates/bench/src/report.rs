@@ -275,7 +275,12 @@ impl Report {
         let mut parts = Vec::new();
         for model in &setup.models {
             for harness in &harnesses {
-                parts.push(part(&setup, &model.name, harness, &of(&model.name, harness)));
+                parts.push(part(
+                    &setup,
+                    &model.name,
+                    harness,
+                    &of(&model.name, harness),
+                ));
             }
         }
         let mut comparisons = Vec::new();

@@ -50,9 +50,8 @@ impl Rescored {
     #[must_use]
     pub fn of(pairs: &[Pair]) -> Self {
         let count = pairs.len().max(1) as f64;
-        let share = |hit: fn(&Pair) -> bool| {
-            pairs.iter().filter(|pair| hit(pair)).count() as f64 / count
-        };
+        let share =
+            |hit: fn(&Pair) -> bool| pairs.iter().filter(|pair| hit(pair)).count() as f64 / count;
         let mut table = [0; 4];
         for pair in pairs {
             let at = match (pair.before_passed, pair.after_passed) {
@@ -70,10 +69,7 @@ impl Rescored {
                 (of(pair.before_passed), of(pair.after_passed))
             })
             .collect();
-        let rewards: Vec<(f64, f64)> = pairs
-            .iter()
-            .map(|pair| (pair.before, pair.after))
-            .collect();
+        let rewards: Vec<(f64, f64)> = pairs.iter().map(|pair| (pair.before, pair.after)).collect();
         let mut apart: Vec<Pair> = pairs
             .iter()
             .filter(|pair| pair.before != pair.after)
@@ -165,9 +161,12 @@ mod tests {
         assert!((found.kappa_passed.unwrap_or_default() - 0.5).abs() < 1e-12);
         let names: Vec<&str> = found.apart.iter().map(|one| one.rollout.as_str()).collect();
         assert_eq!(names, ["1-0.25", "0-0.25"]);
-        assert!(found.document(("code", "judge")).to_markdown().contains(
-            "| code passes | 1 | 1 |\n| code fails | 0 | 2 |"
-        ));
+        assert!(
+            found
+                .document(("code", "judge"))
+                .to_markdown()
+                .contains("| code passes | 1 | 1 |\n| code fails | 0 | 2 |")
+        );
         assert_eq!(Rescored::of(&[]).kappa_passed, None);
     }
 }

@@ -119,9 +119,7 @@ impl Service {
             }),
             missing_rate: share(&|outcome| matches!(outcome, Outcome::Missing { .. })),
             cost,
-            cost_per_success: cost
-                .filter(|_| passed > 0)
-                .map(|cost| cost / passed as f64),
+            cost_per_success: cost.filter(|_| passed > 0).map(|cost| cost / passed as f64),
         }
     }
 }

@@ -197,7 +197,11 @@ fn a_page_says_all_of_it() {
     let times = Times::of(&trials, 9.0, 4);
     assert_eq!(times.seconds["a"]["pi"].p50, 2.0);
     assert_eq!(times.seconds_per_success["a"]["pi"], Some(4.0));
-    assert!(times.to_markdown().contains("| a | pi | 2.00 | 2.00 | 4.00 |"));
+    assert!(
+        times
+            .to_markdown()
+            .contains("| a | pi | 2.00 | 2.00 | 4.00 |")
+    );
 }
 
 #[test]

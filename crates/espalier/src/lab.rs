@@ -9,11 +9,17 @@ use gateway::{Gateway, Listen};
 use harness::{Installed, Profile};
 use ledger::Ledger;
 use record::Sampling;
-use rollout::{BatchResult, Event, GroupPlan, Job, Runner, plan_group};
+use rollout::{BatchResult, Budget, Event, GroupPlan, Job, KeepWorlds, Runner, plan_group};
 use task::Task;
 use tokio_util::sync::CancellationToken;
+use verify::judge::Panel;
 
-use crate::{display::Display, error::CliError, recipe::Recipe, run_dir::RunDir};
+use crate::{
+    display::Display,
+    error::CliError,
+    recipe::{Recipe, VerifySettings},
+    run_dir::RunDir,
+};
 
 /// How long calls in flight may take to end when a run stops.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -27,6 +33,7 @@ pub(crate) struct Lab {
     concurrency: usize,
     seed: u64,
     sampling: Sampling,
+    verify: VerifySettings,
 }
 
 /// Which rollouts to plan.
@@ -41,13 +48,26 @@ pub(crate) struct Plan<'a> {
 }
 
 impl Lab {
-    /// Starts everything. `engine` answers the calls.
+    /// Starts everything. `engine` answers the calls; the recipe names the judges.
     pub(crate) async fn open(
         recipe: &Recipe,
         dir: &RunDir,
         ledger: Ledger,
         codec: Arc<Codec>,
         engine: Arc<dyn Engine>,
+    ) -> Result<Self, CliError> {
+        let panel = recipe.verify.panel()?;
+        Self::open_judged(recipe, dir, ledger, codec, engine, panel).await
+    }
+
+    /// As [`Lab::open`], by judges that several labs share.
+    pub(crate) async fn open_judged(
+        recipe: &Recipe,
+        dir: &RunDir,
+        ledger: Ledger,
+        codec: Arc<Codec>,
+        engine: Arc<dyn Engine>,
+        panel: Option<Arc<Panel>>,
     ) -> Result<Self, CliError> {
         let harnesses = install(&recipe.harnesses).await?;
         let socket = socket_path(dir)?;
@@ -78,6 +98,11 @@ impl Lab {
         settings.reply_tokens_max = recipe.rollout.reply_tokens_max;
         settings.codec_digest = codec.digest().to_owned();
         settings.selection = recipe.train.selection.clone();
+        settings.panel = panel;
+        settings.keep_worlds = (recipe.rollout.world_bytes_max > 0).then(|| KeepWorlds {
+            folder: dir.worlds(),
+            bytes_max: recipe.rollout.world_bytes_max,
+        });
         let runner = Runner::new(
             provider,
             Arc::clone(&gateway),
@@ -99,6 +124,7 @@ impl Lab {
             concurrency,
             seed,
             sampling,
+            verify: recipe.verify.clone(),
         })
     }
 
@@ -124,6 +150,7 @@ impl Lab {
     ) -> Result<Vec<Job>, CliError> {
         let mut jobs = Vec::new();
         for (task, harness) in pairs {
+            let task = &self.verify.mixed(Arc::clone(task));
             let chosen = match harness {
                 Some(at) => self.harnesses.get(*at..=*at).unwrap_or_default(),
                 None => &self.harnesses,
@@ -147,6 +174,7 @@ impl Lab {
                     spec,
                     task: Arc::clone(task),
                     installed: Arc::clone(installed),
+                    budget: Budget::default(),
                 }));
             }
         }
@@ -172,8 +200,8 @@ impl Lab {
         Ok(result)
     }
 
-    /// Stops everything in order.
-    pub(crate) async fn close(self) -> Result<(), CliError> {
+    /// Stops everything but the ledger, in order.
+    pub(crate) async fn stop(self) -> Ledger {
         let Self {
             ledger,
             gateway,
@@ -184,6 +212,12 @@ impl Lab {
         drop(runner);
         drop(gateway);
         ledger
+    }
+
+    /// Stops everything in order.
+    pub(crate) async fn close(self) -> Result<(), CliError> {
+        self.stop()
+            .await
             .close()
             .await
             .map_err(|error| CliError::failed("the ledger could not be closed", error))

@@ -10,6 +10,7 @@ mod curriculum;
 mod display;
 mod error;
 mod lab;
+mod models;
 mod policy;
 mod recipe;
 mod run_dir;
@@ -47,6 +48,7 @@ enum Command {
     Rollout(commands::rollout::Arguments),
     Eval(commands::eval::Arguments),
     Harness(commands::harness::Arguments),
+    Verify(commands::verify::Arguments),
     Serve(commands::serve::Arguments),
     Inspect(commands::inspect::Arguments),
     Ledger(commands::ledger::Arguments),
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
             Command::Rollout(arguments) => commands::rollout::run(arguments, json).await,
             Command::Eval(arguments) => commands::eval::run(arguments, json).await,
             Command::Harness(arguments) => commands::harness::run(arguments, json).await,
+            Command::Verify(arguments) => commands::verify::run(arguments, json).await,
             Command::Serve(arguments) => commands::serve::run(arguments, json).await,
             Command::Inspect(arguments) => commands::inspect::run(&arguments, json).await,
             Command::Ledger(arguments) => commands::ledger::run(&arguments, json).await,

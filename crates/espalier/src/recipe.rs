@@ -1,22 +1,25 @@
 //! A recipe: everything that a run depends on, in one TOML file. Strict: an unknown key or a
 //! wrong type names file, line, key and what was expected.
 
+mod eval;
+mod judge;
+mod train;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
+pub(crate) use eval::{EvalSettings, ModelSource};
+pub(crate) use judge::VerifySettings;
 use learner::filter::Filter;
 use ledger::RedactionSettings;
 use model::adamw::AdamWSettings;
 use sandbox::Limits;
 use serde::{Deserialize, Serialize};
+pub(crate) use train::{Baseline, CriticPlace, TrainSettings};
 
 use crate::error::CliError;
-
-mod train;
-
-pub(crate) use train::{Baseline, CriticPlace, TrainSettings};
 
 /// The whole recipe, as written or with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,6 +48,9 @@ pub(crate) struct Recipe {
     /// Evaluation.
     #[serde(default)]
     pub(crate) eval: EvalSettings,
+    /// Verifiers beyond the tasks' own code.
+    #[serde(default)]
+    pub(crate) verify: VerifySettings,
     /// The cold start.
     #[serde(default)]
     pub(crate) sft: SftRecipe,
@@ -108,6 +114,9 @@ pub(crate) struct RolloutSettings {
     pub(crate) stages: rollout::Stages,
     /// Limits of each sandbox.
     pub(crate) limits: Limits,
+    /// Workspaces of at most so many bytes are kept after the harness ended, so that another
+    /// verifier can score them later (`espalier verify`); 0 keeps none.
+    pub(crate) world_bytes_max: u64,
 }
 
 impl Default for RolloutSettings {
@@ -119,32 +128,7 @@ impl Default for RolloutSettings {
             calls_max: 12,
             stages: rollout::Stages::default(),
             limits: Limits::default(),
-        }
-    }
-}
-
-/// Evaluation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct EvalSettings {
-    /// Held-out tasks; 0 takes all.
-    pub(crate) tasks: usize,
-    /// Sampled rollouts per task.
-    pub(crate) samples: u32,
-    /// One greedy rollout per task beside them.
-    pub(crate) greedy: bool,
-    /// Also after every so many training steps, which is what finds the best checkpoint; 0 means
-    /// only before the first step and after the last.
-    pub(crate) every: u64,
-}
-
-impl Default for EvalSettings {
-    fn default() -> Self {
-        Self {
-            tasks: 0,
-            samples: 4,
-            greedy: true,
-            every: 0,
+            world_bytes_max: 0,
         }
     }
 }
@@ -249,6 +233,12 @@ impl Recipe {
         }
         if let Some((key, expected, found)) = self.train.wrong(&self.harnesses) {
             return wrong(key, expected, found);
+        }
+        if let Err((key, expected, found)) = self.eval.check() {
+            return wrong(&key, expected, found);
+        }
+        if let Err((key, expected, found)) = self.verify.check() {
+            return wrong(&key, expected, found);
         }
         let temperature = self.rollout.temperature;
         if !(temperature.is_finite() && temperature > 0.0) {

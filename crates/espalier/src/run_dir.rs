@@ -59,6 +59,11 @@ impl RunDir {
         ))
     }
 
+    /// Where kept workspaces are.
+    pub(crate) fn worlds(&self) -> PathBuf {
+        self.path.join("worlds")
+    }
+
     pub(crate) fn checkpoint(&self, step: u64) -> PathBuf {
         self.path
             .join("checkpoints")

@@ -21,7 +21,8 @@ fn help_names_every_command() {
       train    Train a policy with reinforcement learning through a harness
       sft      Train a policy on rollouts of the scripted teacher, captured through the same harness
       rollout  Run rollouts and keep what was captured
-      eval     Measure a policy on held-out tasks
+      eval     Evaluate models through harnesses on held-out tasks, and write a report
+      verify   Score the rollouts of a run again, by another verifier. Nothing of them runs again
       harness  Look at harness profiles, and prove one against a scripted engine
       serve    Serve an engine to any harness and capture every call
       inspect  Look into a run: what became of its rollouts, and the tree of one of them
@@ -47,6 +48,7 @@ fn help_of_every_command_has_an_example() {
         "sft",
         "rollout",
         "eval",
+        "verify",
         "serve",
         "inspect",
         "ledger verify",

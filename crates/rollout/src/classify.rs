@@ -148,6 +148,7 @@ pub fn no_verdict(error: JudgeError) -> Broken {
             format!("while the verifier ran: {reason}"),
         ),
         JudgeError::Failed(reason) => (Fault::VerifierFailed, reason),
+        JudgeError::NoAnswer(reason) => (Fault::JudgeFailed, reason),
     }
 }
 
@@ -250,6 +251,23 @@ mod tests {
         );
         all.settled = true;
         assert_eq!(judge(&exit(Exit::Code(0)), all), Err(Fault::NoCalls));
+    }
+
+    #[test]
+    fn a_judge_that_is_silent_is_not_a_verifier_that_broke() {
+        let fault = |error| no_verdict(error).0;
+        assert_eq!(
+            fault(JudgeError::NoAnswer("429".into())),
+            Fault::JudgeFailed
+        );
+        assert_eq!(
+            fault(JudgeError::Failed("exit 1".into())),
+            Fault::VerifierFailed
+        );
+        assert_eq!(
+            fault(JudgeError::SandboxLost("gone".into())),
+            Fault::SandboxLost
+        );
     }
 
     #[test]

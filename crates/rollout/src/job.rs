@@ -26,6 +26,18 @@ pub struct Job {
     pub installed: Arc<Installed>,
     /// How replies are drawn. The seed is replaced by the rollout's.
     pub sampling: Sampling,
+    /// What it may use, below the limits of all.
+    pub budget: Budget,
+}
+
+/// What one rollout may use. `None` leaves it to [`crate::Settings`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Budget {
+    /// Model calls.
+    pub calls_max: Option<u32>,
+    /// Seconds of the harness, of each step for tasks in steps. The smallest limit wins: this, the
+    /// task's own, the stage's, the profile's.
+    pub harness_s: Option<u64>,
 }
 
 /// Rollouts of one task through one harness in one step.

@@ -14,10 +14,14 @@
 //! | [`ports`] | what is needed of the gateway, the ledger and the verifier, as traits |
 //! | [`classify`] | evidence → disposition; pure |
 //! | [`runner`] | one job: attempts, stages, clean-up |
+//! | `steps` | tasks in steps: gates between them, one verdict of all; pure |
 //! | [`batch`] | many jobs: bounded, in order, resumable, cancellable |
 //! | [`summary`] | what the calls of a rollout come to, kept for whoever looks at the run; pure |
 //! | [`event`] | what a progress display may know, and counters |
 //! | [`wiring`] | the ports over the real gateway, ledger and verifier |
+//!
+//! A task in steps (Harbor) goes round harness, settle and verify once per step, in one sandbox
+//! and as one rollout; a step whose reward is below its `min_reward` is the last one.
 //!
 //! # Invariants
 //! - **I7** A fault is a [`record::Fault`] and never a number: a verdict is recorded only with `Train` or
@@ -37,10 +41,11 @@
 //! | limit | default | at the limit |
 //! |---|---|---|
 //! | `create_s` | 60 | one more attempt, then `discard` / `sandbox_start` |
-//! | `harness_s` | 600 | `truncate` / `harness_timeout`, with the verified reward |
+//! | `harness_s`, the task's own limit, a job's budget: the smallest | 600 | `truncate` / `harness_timeout`, with the verified reward |
 //! | `startup_s` of the profile without a call | 120 | `discard` / `no_calls` |
 //! | `settle_s` | 30 | `discard` / `not_settled` |
 //! | `verify_s` | 120 | `discard` / `verifier_failed` |
+//! | no answer of a judge, or none in form | – | `discard` / `judge_failed` |
 //! | `destroy_s` | 30 | a warning; dropping the sandbox goes on with it |
 //! | `calls_max` | 100 | the gateway refuses more; `truncate` / `calls_limit` |
 //! | attempts of one job | [`job::ATTEMPTS_MAX`] | the last one is the result |
@@ -54,13 +59,15 @@ mod lineage;
 pub mod ports;
 pub mod runner;
 pub mod settings;
+mod steps;
 pub mod summary;
 pub mod wiring;
 
 pub use batch::{BatchError, BatchResult};
 pub use event::{Counts, Event};
-pub use job::{GroupPlan, Job, plan_group};
+pub use job::{Budget, GroupPlan, Job, plan_group};
 pub use ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store};
 pub use runner::Runner;
-pub use settings::{Settings, Stages};
+pub use settings::{KeepWorlds, Settings, Stages};
 pub use summary::Summary;
+pub use wiring::{not_kept_file, world_file};

@@ -111,6 +111,8 @@ pub enum JudgeError {
     SandboxLost(String),
     /// The verifier broke its contract, crashed or timed out.
     Failed(String),
+    /// A judge could not be asked or did not answer in form, or none is named.
+    NoAnswer(String),
 }
 
 /// The verifier, as seen from here.

@@ -7,7 +7,8 @@ use std::{
 
 use harness::LaunchContext;
 use record::{Disposition, Fault, Rollout, RolloutId, RolloutSpec, StageSeconds, Verdict};
-use sandbox::{Exec, File, Limits, Output, Provider, Sandbox, SandboxError, Spec};
+use sandbox::{Exec, Output, Provider, Sandbox, SandboxError};
+use task::Task;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -15,12 +16,16 @@ use crate::{
     classify::{self, Broken, HarnessEnd},
     job::{self, ATTEMPTS_MAX, Job},
     lineage,
-    ports::{Capture, Judge, JudgeError, OpenSession, Session, Store},
+    ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
     settings::Settings,
+    steps::{Steps, parts},
 };
 
 /// How long a sandbox may stay silent after the limit of a process it runs.
 const ANSWER_GRACE: Duration = Duration::from_secs(10);
+
+/// How often calls in flight are looked at between the steps of a task.
+const POLL: Duration = Duration::from_millis(20);
 
 /// Bytes of the harness's output that the record keeps.
 const TAIL_BYTES: usize = 2048;
@@ -214,14 +219,13 @@ impl Runner {
         }
     }
 
-    /// All stages but the last.
+    /// All stages but the last: once round harness, settle and verify for each step of the task.
     async fn stages(
         &self,
         job: &Job,
         rollout: &mut Rollout,
         place: &mut Place,
     ) -> Result<(Verdict, Disposition), Broken> {
-        let stages = &self.settings.stages;
         let id = rollout.spec.id.clone();
         self.store
             .put(rollout.clone())
@@ -236,41 +240,97 @@ impl Runner {
                 spec: rollout.spec.clone(),
                 sampling,
                 sampling_fixed: self.settings.sampling_fixed,
-                calls_max: self.settings.calls_max,
+                calls_max: job.budget.calls_max.unwrap_or(self.settings.calls_max),
             })
             .await
             .map_err(|reason| (Fault::GatewayFailed, reason))?;
 
         let started = Instant::now();
-        let created = self.create(job, &id, &session, place).await;
+        let parts = parts(&job.task);
+        let first = parts.first().unwrap_or(&job.task);
+        let created = self.create(job, first, &id, &session, place).await;
         rollout.seconds.create = started.elapsed().as_secs_f64();
         if let Some(sandbox) = &place.sandbox {
             let image = sandbox.image();
             rollout.lineage.sandbox = image.kind;
             rollout.lineage.image_digest = image.digest;
         }
-        let exec = created?;
+        let mut exec = Some(created?);
         let sandbox = place.sandbox.as_deref().ok_or_else(|| {
             (
                 Fault::SandboxStart,
                 "the provider made no sandbox".to_owned(),
             )
         })?;
+        let mut steps = Steps::new(&job.task);
+        for (index, part) in parts.iter().enumerate() {
+            let exec = match exec.take() {
+                Some(exec) => exec,
+                None => self.next(job, part, &session, sandbox).await?,
+            };
+            let last = index + 1 == parts.len();
+            let budget = self
+                .one(job, rollout, &session, sandbox, exec, last)
+                .await?;
+            let verdict = self.verify(rollout, part, sandbox).await?;
+            if !steps.add(verdict, budget) {
+                break;
+            }
+        }
+        let nothing = || (Fault::VerifierFailed, "no step has a verdict".to_owned());
+        let (verdict, budget) = steps.end().ok_or_else(nothing)?;
+        Ok((verdict, classify::with_verdict(budget)))
+    }
 
+    /// Runs the harness once and waits until its calls are at rest. The name of a spent budget.
+    async fn one(
+        &self,
+        job: &Job,
+        rollout: &mut Rollout,
+        session: &Session,
+        sandbox: &dyn Sandbox,
+        exec: Exec,
+        last: bool,
+    ) -> Result<Option<String>, Broken> {
+        let id = rollout.spec.id.clone();
         let started = Instant::now();
         let startup = Duration::from_secs(job.installed.profile.startup_s);
         let (end, output) = self.harness(sandbox, exec, startup, &id).await;
-        rollout.seconds.harness = started.elapsed().as_secs_f64();
+        rollout.seconds.harness += started.elapsed().as_secs_f64();
         if let Some(output) = &output {
             rollout.harness_tail = tail(output, &session.key);
             if let sandbox::Exit::Code(code) = output.exit {
                 rollout.harness_exit = Some(code);
             }
         }
-
         let started = Instant::now();
+        let captured = self.settle(&id, last).await;
+        rollout.seconds.settle += started.elapsed().as_secs_f64();
+        if let Ok(captured) = &captured {
+            rollout.calls = captured.calls;
+        }
+        let habits = &job.installed.profile.habits;
+        classify::after_harness(&end, &captured, habits, &rollout.harness_tail)
+    }
+
+    /// Waits for calls to come to rest. After the last step the session ends with it: the gateway
+    /// takes no more calls of a rollout that has settled.
+    async fn settle(&self, id: &RolloutId, last: bool) -> Result<Captured, String> {
+        let stages = &self.settings.stages;
         let limit = Duration::from_secs(stages.settle_s);
-        let settle = self.capture.settle(&id, stages.settle_quiet(), limit);
+        if !last {
+            // The harness and all that it started are gone, so only calls in flight can change.
+            let deadline = Instant::now() + limit;
+            loop {
+                let mut captured = self.capture.status(id).unwrap_or_default();
+                captured.settled = captured.in_flight == 0;
+                if captured.settled || Instant::now() >= deadline {
+                    return Ok(captured);
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        }
+        let settle = self.capture.settle(id, stages.settle_quiet(), limit);
         // The gateway keeps its own limit; a second one guards against the gateway.
         let captured = match timeout(limit + ANSWER_GRACE, settle).await {
             Ok(captured) => captured,
@@ -281,17 +341,21 @@ impl Runner {
         };
         // From here on the key opens nothing: neither for leftovers of the harness nor for the
         // verifier.
-        self.capture.close(&id);
-        rollout.seconds.settle = started.elapsed().as_secs_f64();
-        if let Ok(captured) = &captured {
-            rollout.calls = captured.calls;
-        }
-        let habits = &job.installed.profile.habits;
-        let budget = classify::after_harness(&end, &captured, habits, &rollout.harness_tail)?;
+        self.capture.close(id);
+        captured
+    }
 
+    /// Scores what is there now.
+    async fn verify(
+        &self,
+        rollout: &mut Rollout,
+        task: &Task,
+        sandbox: &dyn Sandbox,
+    ) -> Result<Verdict, Broken> {
+        let stages = &self.settings.stages;
         let started = Instant::now();
         let limit = Duration::from_secs(stages.verify_s);
-        let verify = self.judge.verify_rollout(&id, &job.task, sandbox);
+        let verify = self.judge.verify_rollout(&rollout.spec.id, task, sandbox);
         let verdict = match timeout(limit, verify).await {
             Ok(verdict) => verdict,
             Err(_) => Err(JudgeError::Failed(format!(
@@ -299,7 +363,7 @@ impl Runner {
                 stages.verify_s
             ))),
         };
-        rollout.seconds.verify = started.elapsed().as_secs_f64();
+        rollout.seconds.verify += started.elapsed().as_secs_f64();
         let verdict = verdict.map_err(classify::no_verdict)?;
         if !(0.0..=1.0).contains(&verdict.reward) {
             return Err((
@@ -307,70 +371,117 @@ impl Runner {
                 format!("reward {} is not between 0 and 1", verdict.reward),
             ));
         }
-        Ok((verdict, classify::with_verdict(budget)))
+        Ok(verdict)
+    }
+
+    /// Files and process of the harness for a part of the task.
+    fn launch(&self, job: &Job, part: &Task, session: &Session) -> Result<harness::Launch, Broken> {
+        let settings = &self.settings;
+        let limits = [
+            job.budget.harness_s.map(Duration::from_secs),
+            part.environment
+                .needs
+                .agent_timeout_s
+                .map(Duration::from_secs_f64),
+        ];
+        let timeout = limits
+            .into_iter()
+            .flatten()
+            .fold(settings.stages.harness(), Duration::min);
+        job.installed
+            .launch(&LaunchContext {
+                instruction: part.instruction.clone(),
+                base_url: format!("http://127.0.0.1:{}{}", settings.gateway_port, session.path),
+                api_key: session.key.clone(),
+                model: settings.model.clone(),
+                workspace: part.workspace.clone(),
+                home: part.home.clone(),
+                context_tokens: settings.context_tokens,
+                reply_tokens_max: settings.reply_tokens_max,
+                timeout,
+            })
+            .map_err(|error| (Fault::HarnessCrashed, error.to_string()))
     }
 
     /// Makes the sandbox with all files in it, and says what to run.
     async fn create(
         &self,
         job: &Job,
+        part: &Task,
         id: &RolloutId,
         session: &Session,
         place: &mut Place,
     ) -> Result<Exec, Broken> {
         let settings = &self.settings;
         let stages = &settings.stages;
-        let launch = job
-            .installed
-            .launch(&LaunchContext {
-                instruction: job.task.instruction.clone(),
-                base_url: format!("http://127.0.0.1:{}{}", settings.gateway_port, session.path),
-                api_key: session.key.clone(),
-                model: settings.model.clone(),
-                workspace: job.task.workspace.clone(),
-                home: job.task.home.clone(),
-                context_tokens: settings.context_tokens,
-                reply_tokens_max: settings.reply_tokens_max,
-                timeout: stages.harness(),
-            })
-            .map_err(|error| (Fault::HarnessCrashed, error.to_string()))?;
-        let mut files: Vec<File> = job
-            .task
-            .files
-            .iter()
-            .map(|file| File {
-                path: job.task.workspace.join(&file.path),
-                content: file.content.clone(),
-                mode: if file.executable { 0o755 } else { 0o644 },
-            })
-            .collect();
-        files.extend(launch.files);
-        let spec = Spec {
-            name: id.to_string(),
-            limits: Limits {
-                deadline_s: settings.limits.deadline_s.max(stages.deadline_s()),
-                ..settings.limits.clone()
-            },
-            mounts: launch.mounts,
-            workspace: job.task.workspace.clone(),
-            home: job.task.home.clone(),
-            gateway_socket: Some(settings.gateway_socket.clone()),
-            gateway_port: settings.gateway_port,
-            ..Spec::default()
-        };
+        let launch = self.launch(job, part, session)?;
+        let parts = job.task.environment.stages.len().max(1) as u64;
+        let mut limits = settings.limits.clone();
+        limits.deadline_s = limits.deadline_s.max(stages.deadline_s() * parts);
+        // What a task says that it needs is what it gets.
+        let needs = &job.task.environment.needs;
+        limits.memory_bytes = needs.memory_mb.map_or(limits.memory_bytes, |mb| mb << 20);
+        limits.disk_bytes = needs.storage_mb.map_or(limits.disk_bytes, |mb| mb << 20);
+        limits.cpu_cores = needs.cpus.unwrap_or(limits.cpu_cores);
+        if let Err(error) = verify::refuse(&job.task) {
+            place.hopeless = true;
+            return Err((Fault::SandboxStart, error.to_string()));
+        }
+        let mut spec = verify::spec(&job.task, id.to_string(), limits);
+        spec.mounts = launch.mounts;
+        spec.gateway_socket = Some(settings.gateway_socket.clone());
+        spec.gateway_port = settings.gateway_port;
+        let files = launch.files;
         let make = async {
             let sandbox = self.provider.create(spec).await.inspect_err(|error| {
                 place.hopeless = matches!(error, SandboxError::Unsupported { .. });
-            })?;
-            let sandbox = place.sandbox.insert(sandbox);
-            sandbox.upload(files).await
+            });
+            let sandbox = place
+                .sandbox
+                .insert(sandbox.map_err(|error| error.to_string())?);
+            verify::prepare(part, sandbox.as_ref())
+                .await
+                .map_err(|error| error.to_string())?;
+            sandbox
+                .upload(files)
+                .await
+                .map_err(|error| error.to_string())
         };
         match timeout(Duration::from_secs(stages.create_s), make).await {
             Ok(Ok(())) => Ok(launch.exec),
-            Ok(Err(error)) => Err((Fault::SandboxStart, error.to_string())),
+            Ok(Err(reason)) => Err((Fault::SandboxStart, reason)),
             Err(_) => Err((
                 Fault::SandboxStart,
                 format!("not ready after {} s (stages.create_s)", stages.create_s),
+            )),
+        }
+    }
+
+    /// Prepares a later step in the sandbox of the one before, and says what to run.
+    async fn next(
+        &self,
+        job: &Job,
+        part: &Task,
+        session: &Session,
+        sandbox: &dyn Sandbox,
+    ) -> Result<Exec, Broken> {
+        let launch = self.launch(job, part, session)?;
+        let create_s = self.settings.stages.create_s;
+        let make = async {
+            verify::prepare(part, sandbox)
+                .await
+                .map_err(|error| error.to_string())?;
+            sandbox
+                .upload(launch.files)
+                .await
+                .map_err(|error| error.to_string())
+        };
+        match timeout(Duration::from_secs(create_s), make).await {
+            Ok(Ok(())) => Ok(launch.exec),
+            Ok(Err(reason)) => Err((Fault::SandboxLost, reason)),
+            Err(_) => Err((
+                Fault::SandboxLost,
+                format!("the next step was not ready after {create_s} s (stages.create_s)"),
             )),
         }
     }

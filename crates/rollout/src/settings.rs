@@ -1,9 +1,10 @@
 //! Every limit of a stage, and the facts that all rollouts of a run share.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use sandbox::Limits;
 use serde::{Deserialize, Serialize};
+use verify::judge::Panel;
 
 /// Wall-clock limits by stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,15 @@ impl Stages {
     }
 }
 
+/// Whether and where workspaces are kept after the harness ended, for another verifier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeepWorlds {
+    /// One file per rollout.
+    pub folder: PathBuf,
+    /// A larger world is not kept; a file says so in its place.
+    pub bytes_max: u64,
+}
+
 /// What all rollouts of a run share.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -83,6 +93,10 @@ pub struct Settings {
     pub codec_digest: String,
     /// The rule by which the run trains, for the summary of each rollout.
     pub selection: tree::Selection,
+    /// Who judges rubrics; tasks that need one end as `judge_failed` without.
+    pub panel: Option<Arc<Panel>>,
+    /// Workspaces to keep; none when `None`.
+    pub keep_worlds: Option<KeepWorlds>,
 }
 
 impl Settings {
@@ -103,6 +117,8 @@ impl Settings {
             espalier: env!("CARGO_PKG_VERSION").into(),
             codec_digest: String::new(),
             selection: tree::Selection::default(),
+            panel: None,
+            keep_worlds: None,
         }
     }
 }

@@ -8,14 +8,15 @@ use gateway::{Gateway, Open, Status};
 use ledger::Ledger;
 use record::{AttemptOutcome, CallId, Fault, Lineage, PolicyVersion, Rollout, RolloutId, Verdict};
 use sandbox::{Provider, Sandbox};
-use task::{Payload, Task};
+use task::{Contract, Mix, Payload, Task};
 use tree::Selection;
+use verify::{Told, VerifyError, World, judge::Panel};
 
 use crate::{
     lineage,
     ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
     runner::Runner,
-    settings::Settings,
+    settings::{KeepWorlds, Settings},
     summary::Summary,
 };
 
@@ -30,7 +31,6 @@ impl Runner {
         settings: Settings,
     ) -> Self {
         Self {
-            provider,
             capture: Arc::new(RealCapture {
                 gateway,
                 engine,
@@ -38,7 +38,11 @@ impl Runner {
             }),
             judge: Arc::new(RealJudge {
                 ledger: ledger.clone(),
+                provider: Arc::clone(&provider),
+                panel: settings.panel.clone(),
+                keep: settings.keep_worlds.clone(),
             }),
+            provider,
             store: Arc::new(RealStore {
                 ledger,
                 selection: settings.selection.clone(),
@@ -221,13 +225,56 @@ impl Store for RealStore {
 #[derive(Debug)]
 struct RealJudge {
     ledger: Ledger,
+    provider: Arc<dyn Provider>,
+    panel: Option<Arc<Panel>>,
+    keep: Option<KeepWorlds>,
 }
 
-fn judge_error(error: verify::VerifyError) -> JudgeError {
+fn judge_error(error: VerifyError) -> JudgeError {
     match error.fault() {
         Fault::SandboxLost | Fault::SandboxStart => JudgeError::SandboxLost(error.to_string()),
+        Fault::JudgeFailed => JudgeError::NoAnswer(error.to_string()),
         _ => JudgeError::Failed(error.to_string()),
     }
+}
+
+impl RealJudge {
+    /// Keeps the world of a rollout, or the reason why it is not kept. Neither is a fault: the
+    /// rollout has its verdict all the same.
+    async fn keep(&self, id: &RolloutId, task: &Task, sandbox: &dyn Sandbox) {
+        let Some(keep) = &self.keep else { return };
+        let world = World::read(task, sandbox, keep.bytes_max).await;
+        let (folder, id) = (keep.folder.clone(), id.clone());
+        let write = move || -> Result<(), String> {
+            std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+            let world = world.map_err(|error| error.to_string());
+            let saved = world.and_then(|world| {
+                world
+                    .save(&folder.join(world_file(&id)))
+                    .map_err(|error| error.to_string())
+            });
+            saved.or_else(|reason| {
+                tracing::warn!(rollout = %id, %reason, "its world is not kept");
+                std::fs::write(folder.join(not_kept_file(&id)), reason)
+                    .map_err(|error| error.to_string())
+            })
+        };
+        if let Ok(Err(reason)) = tokio::task::spawn_blocking(write).await {
+            tracing::warn!(%reason, "nothing can be kept in the folder of worlds");
+        }
+    }
+}
+
+/// Name of the file that holds a kept world, in the folder of worlds.
+#[must_use]
+pub fn world_file(id: &RolloutId) -> String {
+    format!("{id}.tar.zst")
+}
+
+/// Name of the file that says why a world is not kept.
+#[must_use]
+pub fn not_kept_file(id: &RolloutId) -> String {
+    format!("{id}.not-kept")
 }
 
 #[async_trait]
@@ -236,28 +283,38 @@ impl Judge for RealJudge {
         verify::verify(task, sandbox).await.map_err(judge_error)
     }
 
-    /// Calls are read only for verifiers that are told of them.
+    /// Collect hooks, then what is to be kept, then the verifier. Calls are read only for
+    /// verifiers that are told of them.
     async fn verify_rollout(
         &self,
         id: &RolloutId,
         task: &Task,
         sandbox: &dyn Sandbox,
     ) -> Result<Verdict, JudgeError> {
-        if task.verifier.payload == Payload::None {
-            return self.verify(task, sandbox).await;
-        }
-        let (ledger, id) = (self.ledger.clone(), id.clone());
-        let calls = tokio::task::spawn_blocking(move || ledger.calls(&id))
-            .await
-            .map_err(|error| JudgeError::Failed(error.to_string()))?
-            .map_err(|error| JudgeError::Failed(error.to_string()))?;
-        let transcript = verify::Transcript::of(&calls);
-        let told = verify::Told {
-            transcript: Some(&transcript),
-            panel: None,
+        verify::collect(task, sandbox).await.map_err(judge_error)?;
+        self.keep(id, task, sandbox).await;
+        let listens = task.verifier.payload != Payload::None
+            || task.verifier.contract == Contract::OfficeAnswer
+            || task.grading.mix != Mix::Code;
+        let transcript = if listens {
+            let (ledger, id) = (self.ledger.clone(), id.clone());
+            let calls = tokio::task::spawn_blocking(move || ledger.calls(&id))
+                .await
+                .map_err(|error| JudgeError::Failed(error.to_string()))?
+                .map_err(|error| JudgeError::Failed(error.to_string()))?;
+            Some(verify::Transcript::of(&calls))
+        } else {
+            None
         };
-        verify::verify_with(task, sandbox, told)
-            .await
-            .map_err(judge_error)
+        let told = Told {
+            transcript: transcript.as_ref(),
+            panel: self.panel.as_deref(),
+        };
+        let verdict = if task.environment.verifier_apart {
+            verify::apart(task, sandbox, self.provider.as_ref(), told).await
+        } else {
+            verify::verify_with(task, sandbox, told).await
+        };
+        verdict.map_err(judge_error)
     }
 }

@@ -163,5 +163,28 @@ pub fn digest(task: &Task) -> String {
         feed.text("environment");
         feed.said(&task.environment);
     }
+    for stage in &task.environment.stages {
+        feed.text("stage");
+        feed.files(&stage.files);
+        if let Some(verifier) = &stage.verifier {
+            feed.files(&verifier.files);
+            feed.0.update(verifier.timeout_s.to_le_bytes());
+            feed.said(&verifier.env);
+        }
+        for step in &stage.solution {
+            feed.step(step);
+        }
+    }
+    hex::encode(feed.0.finalize())
+}
+
+/// Digest of a set: over the digests of its tasks, in order. Lower-case hexadecimal.
+#[must_use]
+pub fn set_digest<'a>(tasks: impl IntoIterator<Item = &'a Task>) -> String {
+    let mut feed = Feed(Sha256::new());
+    feed.text("set 1");
+    for task in tasks {
+        feed.text(&task.digest);
+    }
     hex::encode(feed.0.finalize())
 }

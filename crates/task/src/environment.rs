@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Step, TaskFile, Verifier};
+
 /// Whom the sandbox may talk to, besides the gateway.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
@@ -115,8 +117,29 @@ pub struct Needs {
     pub gpus: Option<u32>,
 }
 
-/// A step of a task that is given to the harness in parts (Harbor).
+/// A command run after the harness ended, so that its traces become files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Collect {
+    /// Run by a shell in the workspace.
+    pub command: String,
+    /// Its limit.
+    pub timeout_s: f64,
+}
+
+/// How the rewards of steps become one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// Mean over the steps that ran.
+    #[default]
+    Mean,
+    /// That of the last step that ran.
+    Final,
+}
+
+/// A step of a task that is given to the harness in parts (Harbor). The digest of a task covers
+/// what serde skips here.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
     /// Its name.
     pub name: String,
@@ -124,6 +147,21 @@ pub struct Stage {
     pub instruction: String,
     /// Least reward by key that lets the next step begin.
     pub min_reward: BTreeMap<String, f64>,
+    /// Put into the workspace before the step.
+    #[serde(skip)]
+    pub files: Vec<TaskFile>,
+    /// Command run in the workspace before the harness, once the files are there.
+    pub setup: Option<String>,
+    /// What scores it; the task's own when `None`.
+    #[serde(skip)]
+    pub verifier: Option<Verifier>,
+    /// Its part of the reference solution.
+    #[serde(skip)]
+    pub solution: Vec<Step>,
+    /// Readiness, checked once setup is done.
+    pub healthcheck: Option<HealthCheck>,
+    /// Limit of the harness, in seconds.
+    pub agent_timeout_s: Option<f64>,
 }
 
 /// Everything about the place beyond files, workspace and HOME.
@@ -150,9 +188,15 @@ pub struct Environment {
     /// Files to keep after the harness ended: paths or globs in the sandbox.
     pub artifacts: Vec<String>,
     /// Commands run after the harness ended and before files are kept.
-    pub collect: Vec<String>,
+    pub collect: Vec<Collect>,
     /// Steps, when the task comes in parts; empty for the usual one.
     pub stages: Vec<Stage>,
+    /// How the rewards of steps become one.
+    pub strategy: Strategy,
+    /// Command run in the workspace before the harness.
+    pub setup: Option<String>,
+    /// Whether the verifier gets a fresh sandbox with nothing but the artifacts in it.
+    pub verifier_apart: bool,
     /// Why it cannot be run as it is: each a sentence. A task with one of these can be read and
     /// counted; whoever wants to run it is refused with the sentence.
     pub refusals: Vec<String>,

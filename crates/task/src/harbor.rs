@@ -6,6 +6,8 @@
 //! solution is `bash /solution/solve.sh`, whose files come with the step that runs it. Unknown
 //! keys are kept in the metadata, as Harbor ignores them.
 
+mod stages;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -14,11 +16,10 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    Contract, Environment, Format, Grading, HealthCheck, McpServer, McpTransport, Network, Payload,
-    Stage, Step, Task, TaskError, TaskFile, Verifier, digest, dockerfile,
+    Collect, Contract, Environment, Format, Grading, HealthCheck, McpServer, McpTransport, Network,
+    Payload, Step, Task, TaskError, TaskFile, Verifier, digest, dockerfile,
     fields::{Fields, id_of, wrong},
-    toml_file,
-    tree::{self, stays_inside},
+    toml_file, tree,
 };
 
 /// The file that marks a folder as a task; our own format has it too, with a key `format`.
@@ -31,6 +32,10 @@ const HOME: &str = "/root";
 /// Verifier limit of the schema.
 const TIMEOUT_S: f64 = 600.0;
 const TIMEOUT_S_MAX: f64 = 86_400.0;
+/// Limit of a collect hook of the schema.
+const COLLECT_TIMEOUT_S: f64 = 60.0;
+/// Names of the superuser.
+const ROOT: [&str; 3] = ["root", "0", "0:0"];
 const VERSIONS: [&str; 5] = ["1.0", "1.1", "1.2", "1.3", "1.4"];
 
 /// Whether a folder with a `task.toml` is one of Harbor's.
@@ -89,15 +94,14 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
         .take()
         .unwrap_or_else(|| PathBuf::from(WORKSPACE));
     agent(&mut top, &mut place)?;
-    place.artifacts = artifacts(&mut top)?;
-    let verifier = verifier(folder, &file, &mut top, &mut place)?;
-    let (instruction, stages) = instructions(folder, &file, &mut top)?;
-    if !stages.is_empty() {
+    place.artifacts = artifacts(&mut top, &mut place)?;
+    if folder.join("trajectory.json").is_file() {
         place
             .refusals
-            .push("the task comes in steps; they are read, not yet run".to_owned());
+            .push("it begins within a conversation (trajectory.json)".to_owned());
     }
-    place.stages = stages;
+    let verifier = verifier(folder, &file, &mut top, &mut place)?;
+    let instruction = stages::read(folder, &file, &mut top, &verifier, &mut place)?;
     let solution = solution(folder, &mut top)?;
     metadata.extend(top.rest());
     let mut task = Task {
@@ -124,13 +128,24 @@ fn agent(top: &mut Fields, place: &mut Environment) -> Result<(), TaskError> {
         return Ok(());
     };
     place.needs.agent_timeout_s = seconds(&mut agent, "timeout_sec")?;
-    if let Some(user) = agent.any("user") {
-        place.user = Some(value_text(&user));
-    }
+    refuse_user(&mut agent, "the harness", place);
     if let Some(network) = network(&mut agent)? {
+        wants_network(&network, place);
         place.network = network;
     }
     Ok(())
+}
+
+/// A task that says nothing of the network is run without it; one that asks for it is refused.
+fn wants_network(network: &Network, place: &mut Environment) {
+    let wanted = match network {
+        Network::None => return,
+        Network::Public => "the internet".to_owned(),
+        Network::Allowlist { hosts } => hosts.join(", "),
+    };
+    place.refusals.push(format!(
+        "it asks for {wanted}; sandboxes reach the model and nothing else"
+    ));
 }
 
 fn value_text(value: &Value) -> String {
@@ -229,7 +244,15 @@ fn environment(
         }
     }
     place.image = image.base.take();
-    place.user = image.user.take();
+    if let Some(user) = image
+        .user
+        .take()
+        .filter(|user| !ROOT.contains(&user.as_str()))
+    {
+        place.refusals.push(format!(
+            "its image runs as {user}; this kind of sandbox has one user"
+        ));
+    }
     place.requires = std::mem::take(&mut image.requires);
     place.refusals.append(&mut image.refusals);
     place.env = std::mem::take(&mut image.env);
@@ -238,6 +261,7 @@ fn environment(
         return Ok(image);
     };
     if let Some(network) = network(&mut table)? {
+        wants_network(&network, place);
         place.network = network;
     }
     match table.text_or("os", "linux")?.as_str() {
@@ -264,15 +288,12 @@ fn environment(
         place.refusals.push("it needs tensor processors".to_owned());
     }
     place.env.extend(table.environment("env")?);
-    for (name, value) in &mut place.env {
-        // The host's variables are not the task's to read; a default is.
-        let said = dockerfile::expand(value, |_| None);
-        if *value != said && said.is_empty() {
-            place.refusals.push(format!(
-                "environment variable {name} wants {value} of the host"
-            ));
-        }
-        *value = said;
+    let env = std::mem::take(&mut place.env);
+    place.env = of_the_host(env, "environment variable", place);
+    if table.has("skills_dir") {
+        place
+            .refusals
+            .push("it brings skills for the harness, which no profile takes yet".to_owned());
     }
     for server in table.objects("mcp_servers")? {
         place.mcp_servers.push(mcp_server(server)?);
@@ -314,15 +335,26 @@ fn healthcheck(mut fields: Fields) -> Result<HealthCheck, TaskError> {
 }
 
 /// Paths to keep: texts, or objects with a `source`.
-fn artifacts(top: &mut Fields) -> Result<Vec<String>, TaskError> {
+fn artifacts(top: &mut Fields, place: &mut Environment) -> Result<Vec<String>, TaskError> {
     let mut found = Vec::new();
     for (index, item) in top.list("artifacts")?.into_iter().enumerate() {
         let source = match &item {
             Value::String(text) => Some(text.clone()),
-            Value::Object(item) => item
-                .get("source")
-                .and_then(Value::as_str)
-                .map(str::to_owned),
+            Value::Object(item) => {
+                let named = |key: &str| item.get(key).and_then(Value::as_str);
+                if named("service").is_some_and(|service| service != "main") {
+                    place
+                        .refusals
+                        .push("an artifact lies in another container".to_owned());
+                }
+                let exclude = item.get("exclude").and_then(Value::as_array);
+                if exclude.is_some_and(|patterns| !patterns.is_empty()) {
+                    place
+                        .refusals
+                        .push("an artifact excludes some of its files".to_owned());
+                }
+                named("source").map(str::to_owned)
+            }
             _ => None,
         };
         match source.filter(|text| !text.is_empty()) {
@@ -346,29 +378,22 @@ fn verifier(
     let mut env = BTreeMap::new();
     if let Some(mut table) = top.object("verifier")? {
         timeout_s = seconds(&mut table, "timeout_sec")?.unwrap_or(TIMEOUT_S);
-        env = table.environment("env")?;
-        for (name, value) in &mut env {
-            let said = dockerfile::expand(value, |_| None);
-            if *value != said && said.is_empty() {
-                place.refusals.push(format!(
-                    "verifier variable {name} wants {value} of the host"
-                ));
-            }
-            *value = said;
-        }
-        let separate = table.has("environment");
+        env = of_the_host(table.environment("env")?, "verifier variable", place);
+        refuse_user(&mut table, "the verifier", place);
+        let own = table.object("environment")?;
         let mode = table.text_or(
             "environment_mode",
-            if separate { "separate" } else { "shared" },
+            if own.is_some() { "separate" } else { "shared" },
         )?;
         match mode.as_str() {
             "shared" => {}
-            "separate" => place.refusals.push(
-                "the verifier wants an environment of its own; only shared ones are run".to_owned(),
-            ),
+            "separate" => place.verifier_apart = true,
             other => {
                 return Err(table.wrong("environment_mode", "shared or separate", &other.into()));
             }
+        }
+        if let Some(mut own) = own.filter(|_| place.verifier_apart) {
+            env.extend(verifier_place(folder, &mut own, place)?);
         }
         if let Some(network) = network(&mut table)?
             && network != Network::None
@@ -384,7 +409,11 @@ fn verifier(
                     .refusals
                     .push(format!("a collect hook runs in the container {service}"));
             }
-            place.collect.push(hook.text("command")?);
+            refuse_user(&mut hook, "a collect hook", place);
+            place.collect.push(Collect {
+                command: hook.text("command")?,
+                timeout_s: seconds(&mut hook, "timeout_sec")?.unwrap_or(COLLECT_TIMEOUT_S),
+            });
         }
     }
     let files = tree::read(&folder.join("tests"))?;
@@ -407,74 +436,65 @@ fn verifier(
     })
 }
 
-fn instructions(
+/// The place of a verifier that is apart: the sandbox's plain system stands in for a known image;
+/// what only an image could bring is a refusal.
+fn verifier_place(
     folder: &Path,
-    file: &Path,
-    top: &mut Fields,
-) -> Result<(String, Vec<Stage>), TaskError> {
-    let read = |path: &Path| -> Result<String, TaskError> {
-        let text = tree::read_text(path)?;
-        if text.trim().is_empty() {
-            return Err(wrong(path, None, "instruction", "a text", "nothing"));
-        }
-        Ok(text.strip_suffix('\n').unwrap_or(&text).to_owned())
-    };
-    let mut stages = Vec::new();
-    for mut step in top.objects("steps")? {
-        let name = step.text("name")?;
-        if !stays_inside(Path::new(&name)) || name.contains('/') {
-            return Err(step.wrong("name", "the name of a folder in steps/", &name.into()));
-        }
-        if stages
-            .iter()
-            .any(|stage: &Stage| stage.name.to_lowercase() == name.to_lowercase())
-        {
-            return Err(step.wrong("name", "a name of its own", &name.into()));
-        }
-        let min_reward = match step.any("min_reward") {
-            None => BTreeMap::new(),
-            Some(Value::Object(keys)) => {
-                let mut found = BTreeMap::new();
-                for (key, value) in keys {
-                    let Some(number) = value.as_f64() else {
-                        return Err(step.wrong(&format!("min_reward.{key}"), "a number", &value));
-                    };
-                    found.insert(key, number);
-                }
-                found
-            }
-            Some(value) => match value.as_f64() {
-                Some(number) => BTreeMap::from([("reward".to_owned(), number)]),
-                None => {
-                    return Err(step.wrong("min_reward", "a number or a table of numbers", &value));
-                }
-            },
-        };
-        let instruction = read(&folder.join("steps").join(&name).join("instruction.md"))?;
-        stages.push(Stage {
-            name,
-            instruction,
-            min_reward,
-        });
+    own: &mut Fields,
+    place: &mut Environment,
+) -> Result<BTreeMap<String, String>, TaskError> {
+    if let Some(name) = own.maybe_text("docker_image")? {
+        place.refusals.push(format!(
+            "the verifier's image {name} has to be pulled, and this kind of sandbox has no images"
+        ));
     }
-    match top.text_or("multi_step_reward_strategy", "mean")?.as_str() {
-        "mean" | "final" => {}
-        other => {
-            return Err(top.wrong("multi_step_reward_strategy", "mean or final", &other.into()));
+    let build = folder.join("tests");
+    if build.join("Dockerfile").is_file() {
+        let image = dockerfile::read(&build)?;
+        place.requires.extend(image.requires);
+        place.refusals.extend(image.refusals);
+        if !image.files.is_empty() {
+            place
+                .refusals
+                .push("the verifier's image brings files of its own".to_owned());
         }
     }
-    match stages.first() {
-        Some(first) => Ok((first.instruction.clone(), stages)),
-        None if folder.join("steps").is_dir() && !folder.join("instruction.md").is_file() => {
-            Err(wrong(
-                file,
-                None,
-                "steps",
-                "a table [[steps]] for each folder in steps/",
-                "none",
-            ))
+    if own.has("mcp_servers") || own.has("healthcheck") {
+        place
+            .refusals
+            .push("the verifier's own place has servers or a health check".to_owned());
+    }
+    let env = own.environment("env")?;
+    Ok(of_the_host(env, "verifier variable", place))
+}
+
+/// Variables with their defaults; those that want a value of the host are refused, because the
+/// host's variables are not the task's to read.
+fn of_the_host(
+    mut env: BTreeMap<String, String>,
+    what: &str,
+    place: &mut Environment,
+) -> BTreeMap<String, String> {
+    for (name, value) in &mut env {
+        let said = dockerfile::expand(value, |_| None);
+        if *value != said && said.is_empty() {
+            place
+                .refusals
+                .push(format!("{what} {name} wants {value} of the host"));
         }
-        None => Ok((read(&folder.join("instruction.md"))?, stages)),
+        *value = said;
+    }
+    env
+}
+
+/// A sandbox has one user, who may write what the task may write: being root changes nothing
+/// there, being anybody else is refused.
+fn refuse_user(fields: &mut Fields, who: &str, place: &mut Environment) {
+    let user = fields.any("user").map(|user| value_text(&user));
+    if let Some(user) = user.filter(|user| !ROOT.contains(&user.as_str())) {
+        place.refusals.push(format!(
+            "{who} is to run as {user}; this kind of sandbox has one user"
+        ));
     }
 }
 

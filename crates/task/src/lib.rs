@@ -55,9 +55,10 @@ mod terminal_bench;
 mod toml_file;
 mod tree;
 
-pub use digest::{digest, verifier_digest};
+pub use digest::{digest, set_digest, verifier_digest};
 pub use environment::{
-    Environment, HealthCheck, McpServer, McpTransport, Needs, Network, Requirement, Service, Stage,
+    Collect, Environment, HealthCheck, McpServer, McpTransport, Needs, Network, Requirement,
+    Service, Stage, Strategy,
 };
 pub use error::TaskError;
 pub use grading::{Criterion, Grading, Mix, Rubric, Scale};

@@ -176,6 +176,35 @@ pub struct Task {
     pub digest: String,
 }
 
+impl Task {
+    /// The task that a step is, for whoever runs one step at a time; `None` beyond the last one.
+    /// The first one brings the task's own files with it, and its health check.
+    #[must_use]
+    pub fn stage(&self, index: usize) -> Option<Self> {
+        let stage = self.environment.stages.get(index)?;
+        let mut part = self.clone();
+        part.instruction.clone_from(&stage.instruction);
+        if index > 0 {
+            part.files.clear();
+            part.environment.healthcheck = None;
+        }
+        part.files.extend(stage.files.iter().cloned());
+        part.environment.stages.clear();
+        part.environment.setup.clone_from(&stage.setup);
+        if stage.healthcheck.is_some() {
+            part.environment.healthcheck.clone_from(&stage.healthcheck);
+        }
+        if stage.agent_timeout_s.is_some() {
+            part.environment.needs.agent_timeout_s = stage.agent_timeout_s;
+        }
+        if let Some(verifier) = &stage.verifier {
+            part.verifier.clone_from(verifier);
+        }
+        part.solution.clone_from(&stage.solution);
+        Some(part)
+    }
+}
+
 /// Which half of a task set. The two share no invented name.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,

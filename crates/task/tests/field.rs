@@ -226,7 +226,8 @@ fn a_harbor_folder_loads_whole() {
     );
     assert_eq!(place.healthcheck.as_ref().unwrap().retries, 3);
     assert_eq!(place.artifacts, ["out.txt", "/logs/x"]);
-    assert_eq!(place.collect, ["cp a b"]);
+    assert_eq!(place.collect[0].command, "cp a b");
+    assert_eq!(place.collect[0].timeout_s, 60.0);
     assert_eq!(task.solution.len(), 2);
     assert_eq!(
         task.solution[1],
@@ -247,20 +248,44 @@ fn older_harbor_folders_load_with_their_old_words() {
 }
 
 #[test]
-fn harbor_steps_keep_their_least_rewards_and_are_refused_by_name() {
+fn harbor_steps_keep_what_each_of_them_brings() {
     let mut files = HARBOR.to_vec();
-    files[0].1 = "[[steps]]\nname = \"one\"\nmin_reward = 0.5\n[[steps]]\nname = \"two\"\nmin_reward = {tests = 1.0}\n";
+    files[0].1 = "multi_step_reward_strategy = \"final\"\n[[steps]]\nname = \"one\"\nmin_reward = 0.5\n\
+        [[steps]]\nname = \"two\"\nmin_reward = {tests = 1.0}\n[steps.agent]\ntimeout_sec = 9.0\n[steps.verifier]\ntimeout_sec = 5.0\n";
     files.push(("t/steps/one/instruction.md", "First.\n"));
     files.push(("t/steps/two/instruction.md", "Second.\n"));
+    files.push(("t/steps/two/tests/test.sh", "two\n"));
+    files.push(("t/steps/two/workdir/setup.sh", "true\n"));
+    files.push(("t/steps/two/workdir/new.txt", "n"));
+    files.push(("t/steps/two/solution/solve.sh", "true\n"));
     let folder = tree(&files);
     let task = only(&folder.path().join("t"));
     assert_eq!(task.instruction, "First.");
-    assert_eq!(task.environment.stages[0].min_reward["reward"], 0.5);
-    assert_eq!(task.environment.stages[1].min_reward["tests"], 1.0);
-    assert_eq!(
-        task.environment.refusals,
-        ["the task comes in steps; they are read, not yet run"]
-    );
+    assert_eq!(task.environment.strategy, task::Strategy::Final);
+    assert_eq!(task.environment.refusals, [""; 0]);
+    let stages = &task.environment.stages;
+    assert_eq!(stages[0].min_reward["reward"], 0.5);
+    assert_eq!(stages[1].min_reward["tests"], 1.0);
+
+    // The first part is scored by the shared tests and has the task's files; the second brings
+    // its own.
+    let first = task.stage(0).unwrap();
+    assert_eq!(first.files.len(), 1);
+    assert_eq!(first.verifier.files, task.verifier.files);
+    let second = task.stage(1).unwrap();
+    assert_eq!(second.instruction, "Second.");
+    assert_eq!(second.files.len(), 2);
+    assert_eq!(second.environment.setup.as_deref(), Some("bash setup.sh"));
+    assert_eq!(second.environment.needs.agent_timeout_s, Some(9.0));
+    assert_eq!(second.verifier.files[0].content, b"two\n");
+    assert_eq!(second.verifier.timeout_s, 5);
+    assert_eq!(second.solution.len(), 2);
+    assert_eq!(task.stage(2), None);
+
+    // What a step brings is part of the digest.
+    files.last_mut().unwrap().1 = "false\n";
+    let folder = tree(&files);
+    assert_ne!(only(&folder.path().join("t")).digest, task.digest);
 }
 
 #[test]

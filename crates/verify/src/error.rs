@@ -61,6 +61,16 @@ pub enum VerifyError {
         /// What it printed.
         evidence: String,
     },
+    /// The world did not become ready: setup failed, or the health check did.
+    #[error("task {task} is not ready: {command:?} ended with {reason}")]
+    NotReady {
+        /// The task.
+        task: String,
+        /// What was run.
+        command: String,
+        /// How it ended.
+        reason: String,
+    },
     /// The task asks for something that is not here.
     #[error("task {task} cannot be run here: {}", reasons.join("; "))]
     Refused {
@@ -110,6 +120,7 @@ impl VerifyError {
                 source: SandboxError::Unsupported { .. } | SandboxError::Create { .. },
                 ..
             } => Fault::SandboxStart,
+            Self::NotReady { .. } => Fault::SandboxStart,
             Self::Sandbox { .. } => Fault::SandboxLost,
             Self::Judge { .. } | Self::NoJudge { .. } => Fault::JudgeFailed,
             _ => Fault::VerifierFailed,

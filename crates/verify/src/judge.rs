@@ -10,6 +10,7 @@
 //! | `answer` | what a judge may say: one level of the scale per criterion, with a quote |
 //! | `endpoint` | OpenAI- and Anthropic-compatible servers |
 //! | `cache` | answers by the digest of judge and question |
+//! | `scripted` | a judge without a model |
 //!
 //! Invariants:
 //! - A judge that cannot be asked or does not answer in form is [`JudgeError`], never a score
@@ -24,6 +25,7 @@ mod answer;
 mod cache;
 mod endpoint;
 mod question;
+mod scripted;
 
 use std::{
     collections::BTreeMap,
@@ -38,6 +40,7 @@ use async_trait::async_trait;
 pub use cache::Cache;
 pub use endpoint::{Api, Endpoint};
 pub use question::{Material, question};
+pub use scripted::Scripted;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use task::{Criterion, Rubric};

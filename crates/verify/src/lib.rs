@@ -3,7 +3,8 @@
 //! | function | does |
 //! |---|---|
 //! | [`verify`], [`verify_with`] | scores the state that a harness left behind; the second with conversation and judges |
-//! | [`rescore`] | scores a kept state again, by any task's verifier |
+//! | [`collect`], [`artifacts`], [`apart`] | Harbor's hooks, what a task wants kept, a verifier with a sandbox of its own |
+//! | [`World`], [`rescore`] | keeps a state and scores it again, by any task's verifier |
 //! | [`Transcript::of`] | the conversation in the shape that graders expect, from captured calls |
 //! | [`judge`] | a model that scores by a rubric |
 //! | [`artefact`] | text out of spreadsheets, documents, notebooks, databases |
@@ -57,7 +58,9 @@ pub use contract::{EVIDENCE_BYTES_MAX, scores};
 pub use error::VerifyError;
 pub use gates::{Gates, admit, no_op};
 pub use office::office_answer;
-pub use rescore::{World, rescore};
+pub use rescore::{World, WorldError, apart, rescore};
 pub use run::{OUTPUT_BYTES_MAX, Told, WORKSPACE_BYTES_MAX, verify, verify_with};
 pub use transcript::Transcript;
-pub use world::{STEP_TIMEOUT_S, apply_solution, missing, prepare, refuse, spec};
+pub use world::{
+    STEP_TIMEOUT_S, apply_solution, artifacts, collect, missing, prepare, refuse, spec,
+};

@@ -144,6 +144,7 @@ pub(crate) fn together(mix: Mix, code: Verdict, judged: &Judged, seconds: f64) -
             .map(named("automated"))
             .chain(judged.scores.iter().map(named("llm_judge")))
             .chain([("judge_agreement".to_owned(), judged.agreement)])
+            .chain(each_judge(judged))
             .collect(),
         evidence: cut(
             format!("{}\n{marks}", code.evidence).trim(),
@@ -151,6 +152,21 @@ pub(crate) fn together(mix: Mix, code: Verdict, judged: &Judged, seconds: f64) -
         ),
         seconds: code.seconds + seconds,
     }
+}
+
+/// Each judge's levels as `judge.N.CRITERION`, N from 1; nothing for a single judge, whose levels
+/// are the scores.
+fn each_judge(judged: &Judged) -> impl Iterator<Item = (String, f64)> {
+    judged
+        .marks
+        .iter()
+        .filter(|(_, marks)| marks.len() > 1)
+        .flat_map(|(criterion, marks)| {
+            marks
+                .iter()
+                .enumerate()
+                .map(move |(at, mark)| (format!("judge.{}.{criterion}", at + 1), mark.score))
+        })
 }
 
 /// The workspace's files for the judges.
@@ -188,10 +204,16 @@ async fn code(
         Contract::LastLine | Contract::LastLineOrZero | Contract::RewardFile => {}
     }
     let folder = task.workspace.join(&verifier.folder);
-    clear(task, &folder, sandbox).await?;
     let by_file = verifier.contract == Contract::RewardFile;
-    if by_file {
-        clear(task, Path::new(REWARDS), sandbox).await?;
+    let mut planted = Vec::new();
+    let places = [Some(folder.as_path()), by_file.then(|| Path::new(REWARDS))];
+    for place in places.into_iter().flatten() {
+        if clear(task, place, sandbox).await? {
+            planted.push(place.display().to_string());
+        }
+    }
+    if !planted.is_empty() {
+        tracing::info!(task = %task.id, ?planted, "something lay where only the verifier writes");
     }
     let mut files = files_at(&folder, &verifier.files);
     let mut env = task.environment.env.clone();
@@ -284,10 +306,16 @@ async fn code(
         (reward, scores(&String::from_utf8_lossy(&output.stdout)))
     };
     tracing::debug!(task = %task.id, reward, seconds = output.seconds, "verified");
+    let mut told = evidence(&output);
+    if !planted.is_empty() {
+        // Whoever reads the verdict learns that somebody was there before the verifier.
+        let what = format!("removed before the verifier ran: {}\n", planted.join(", "));
+        told = cut(&format!("{what}{told}"), crate::EVIDENCE_BYTES_MAX);
+    }
     Ok(Verdict {
         reward,
         scores,
-        evidence: evidence(&output),
+        evidence: told,
         seconds: output.seconds,
     })
 }
@@ -365,22 +393,24 @@ fn office(task: &Task, transcript: &Transcript) -> Verdict {
     }
 }
 
-/// Removes what the agent may have put where the verifier's files go. A link is removed, not
-/// followed.
-async fn clear(task: &Task, folder: &Path, sandbox: &dyn Sandbox) -> Result<(), VerifyError> {
-    let argv = vec![
-        "rm".to_owned(),
-        "-rf".to_owned(),
-        "--".to_owned(),
-        folder.to_string_lossy().into_owned(),
-    ];
+/// Makes a place as if nobody had been there: what the agent may have put where the verifier's
+/// files go is removed, a link and not what it points to, and a place that was shut is opened.
+/// Whether anything was there.
+const CLEAR: &str = "[ -e \"$1\" ] || [ -L \"$1\" ] && echo there
+chmod u+rwx -- \"${1%/*}\" 2>/dev/null
+[ -L \"$1\" ] || chmod -R u+rwX -- \"$1\" 2>/dev/null
+rm -rf -- \"$1\"";
+
+async fn clear(task: &Task, folder: &Path, sandbox: &dyn Sandbox) -> Result<bool, VerifyError> {
+    let mut argv = ["sh", "-c", CLEAR, "sh"].map(str::to_owned).to_vec();
+    argv.push(folder.to_string_lossy().into_owned());
     // Not in the workspace: an agent may have removed that too.
     let output = sandbox
         .exec(exec(argv, Some(PathBuf::from("/")), CLEAR_TIMEOUT_S))
         .await
         .map_err(doing(task, "making room for the verifier"))?;
     if output.exit == Exit::Code(0) {
-        return Ok(());
+        return Ok(output.stdout.starts_with(b"there"));
     }
     Err(VerifyError::Contract {
         task: task.id.to_string(),

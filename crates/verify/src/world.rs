@@ -1,15 +1,22 @@
 //! The world of a task, before the harness and without it.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
-use sandbox::{Exec, Exit, File, Limits, Sandbox, SandboxError, Spec};
-use task::{Step, Task};
+use sandbox::{Exec, Exit, File, Limits, Output, Sandbox, SandboxError, Spec};
+use task::{HealthCheck, Step, Task};
 
 use crate::{
     VerifyError,
-    contract::cut,
+    contract::{cut, evidence},
     run::{doing, files_at},
 };
+
+/// Where Harbor's tasks leave what is to be kept, declared or not.
+const ARTIFACTS: &str = "/logs/artifacts";
 
 /// Wall-clock limit of one step of a reference solution.
 pub const STEP_TIMEOUT_S: u64 = 120;
@@ -29,19 +36,145 @@ pub fn spec(task: &Task, name: String, limits: Limits) -> Spec {
     }
 }
 
-/// Puts the initial files into the sandbox, after a look at whether the task can be run here.
+/// Puts the initial files into the sandbox, after a look at whether the task can be run here; then
+/// its setup, then its health check. For a step of a task: what comes before that step.
 ///
 /// # Errors
-/// [`VerifyError::Refused`], [`VerifyError::Sandbox`].
+/// [`VerifyError::Refused`], [`VerifyError::NotReady`], [`VerifyError::Sandbox`].
 pub async fn prepare(task: &Task, sandbox: &dyn Sandbox) -> Result<(), VerifyError> {
     refuse(task)?;
-    if task.files.is_empty() {
-        return Ok(());
+    if !task.files.is_empty() {
+        sandbox
+            .upload(files_at(&task.workspace, &task.files))
+            .await
+            .map_err(doing(task, "uploading the task's files"))?;
     }
-    sandbox
-        .upload(files_at(&task.workspace, &task.files))
-        .await
-        .map_err(doing(task, "uploading the task's files"))
+    let place = &task.environment;
+    if let Some(command) = &place.setup {
+        let exec = shell(task, command, Duration::from_secs(STEP_TIMEOUT_S));
+        let output = sandbox
+            .exec(exec)
+            .await
+            .map_err(doing(task, "setting up"))?;
+        if output.exit != Exit::Code(0) {
+            return Err(not_ready(task, command, &output));
+        }
+    }
+    match &place.healthcheck {
+        Some(check) => healthy(task, check, sandbox).await,
+        None => Ok(()),
+    }
+}
+
+fn shell(task: &Task, command: &str, timeout: Duration) -> Exec {
+    Exec {
+        argv: ["bash", "-c", command].map(str::to_owned).to_vec(),
+        cwd: Some(task.workspace.clone()),
+        env: task.environment.env.clone(),
+        stdin: Vec::new(),
+        timeout,
+        output_bytes_max: 4096,
+        end_background: false,
+    }
+}
+
+fn not_ready(task: &Task, command: &str, output: &Output) -> VerifyError {
+    VerifyError::NotReady {
+        task: task.id.to_string(),
+        command: cut(command, 200),
+        reason: format!("{:?}: {}", output.exit, cut(&evidence(output), 400)),
+    }
+}
+
+/// Waits until the health check succeeds. Failures within the start period do not count; after
+/// it, `retries` failures in a row are one too many.
+async fn healthy(
+    task: &Task,
+    check: &HealthCheck,
+    sandbox: &dyn Sandbox,
+) -> Result<(), VerifyError> {
+    let started = Instant::now();
+    let mut failures = 0;
+    loop {
+        let exec = shell(
+            task,
+            &check.command,
+            Duration::from_secs_f64(check.timeout_s),
+        );
+        let output = sandbox
+            .exec(exec)
+            .await
+            .map_err(doing(task, "checking its health"))?;
+        if output.exit == Exit::Code(0) {
+            return Ok(());
+        }
+        if started.elapsed().as_secs_f64() >= check.start_period_s {
+            failures += 1;
+        }
+        if failures >= check.retries {
+            return Err(not_ready(task, &check.command, &output));
+        }
+        tokio::time::sleep(Duration::from_secs_f64(check.interval_s)).await;
+    }
+}
+
+/// Runs the task's collect hooks: after the harness ended, before anything is kept or scored. A
+/// hook that fails is a warning, as in Harbor: the verifier sees what is missing.
+///
+/// # Errors
+/// [`VerifyError::Sandbox`].
+pub async fn collect(task: &Task, sandbox: &dyn Sandbox) -> Result<(), VerifyError> {
+    for hook in &task.environment.collect {
+        let mut exec = shell(task, &hook.command, Duration::from_secs_f64(hook.timeout_s));
+        exec.end_background = true;
+        let output = sandbox
+            .exec(exec)
+            .await
+            .map_err(doing(task, "running a collect hook"))?;
+        if output.exit != Exit::Code(0) {
+            tracing::warn!(task = %task.id, command = %hook.command, exit = ?output.exit, "a collect hook failed");
+        }
+    }
+    Ok(())
+}
+
+/// The task's artifacts as they are now: what it declares (paths; relative ones are in the
+/// workspace) and `/logs/artifacts`. What is not there is not there.
+///
+/// # Errors
+/// [`VerifyError::Sandbox`], also when there are more than `bytes_max` in one of them.
+pub async fn artifacts(
+    task: &Task,
+    sandbox: &dyn Sandbox,
+    bytes_max: u64,
+) -> Result<Vec<File>, VerifyError> {
+    let declared = task.environment.artifacts.iter();
+    let paths: BTreeSet<PathBuf> = declared
+        .map(|path| task.workspace.join(path))
+        .chain([PathBuf::from(ARTIFACTS)])
+        .collect();
+    let mut files: BTreeMap<PathBuf, File> = BTreeMap::new();
+    for path in paths {
+        // Asked first, so that "not there" is told from "too large".
+        let argv = ["test", "-e"].map(str::to_owned).into_iter();
+        let argv = argv.chain([path.to_string_lossy().into_owned()]).collect();
+        let mut ask = shell(task, "", Duration::from_secs(STEP_TIMEOUT_S));
+        ask.argv = argv;
+        ask.cwd = Some("/".into());
+        let there = sandbox
+            .exec(ask)
+            .await
+            .map_err(doing(task, "looking for an artifact"))?;
+        if there.exit != Exit::Code(0) {
+            continue;
+        }
+        let found = sandbox
+            .download(path, bytes_max)
+            .await
+            .map_err(doing(task, "reading an artifact"))?;
+        files.extend(found.into_iter().map(|file| (file.path.clone(), file)));
+    }
+    Ok(files.into_values().collect())
 }
 
 /// Whether a task can be run here at all, as far as the task itself tells.
@@ -49,12 +182,31 @@ pub async fn prepare(task: &Task, sandbox: &dyn Sandbox) -> Result<(), VerifyErr
 /// # Errors
 /// [`VerifyError::Refused`].
 pub fn refuse(task: &Task) -> Result<(), VerifyError> {
-    if task.environment.refusals.is_empty() {
+    let place = &task.environment;
+    let mut reasons = place.refusals.clone();
+    if let Some(user) = place.user.as_ref().filter(|user| *user != "root") {
+        reasons.push(format!(
+            "it is to run as {user}, and this kind of sandbox has one user"
+        ));
+    }
+    for service in &place.services {
+        reasons.push(format!(
+            "it needs the service {} beside the harness, which is not started here",
+            service.name
+        ));
+    }
+    for server in &place.mcp_servers {
+        reasons.push(format!(
+            "it brings the tool server {}, and no profile tells its harness about a task's servers",
+            server.name
+        ));
+    }
+    if reasons.is_empty() {
         return Ok(());
     }
     Err(VerifyError::Refused {
         task: task.id.to_string(),
-        reasons: task.environment.refusals.clone(),
+        reasons,
     })
 }
 

@@ -96,6 +96,63 @@ fn a_database_gives_schema_and_rows() {
     assert_eq!(text, "## table t\nCREATE TABLE t (a, b)\n1\tx\n\t2.5\n");
 }
 
+/// A PDF of two pages as a printer writes it: a standard font, text operators, a table of offsets.
+fn pdf(pages: &[&str]) -> Vec<u8> {
+    let kids: String = (0..pages.len())
+        .map(|page| format!("{} 0 R ", 4 + 2 * page))
+        .collect();
+    let mut objects = vec![
+        "<< /Type /Catalog /Pages 2 0 R >>".to_owned(),
+        format!("<< /Type /Pages /Kids [{kids}] /Count {} >>", pages.len()),
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>"
+            .to_owned(),
+    ];
+    for (page, text) in pages.iter().enumerate() {
+        let content = format!("BT /F1 12 Tf 72 720 Td ({text}) Tj ET");
+        objects.push(format!(
+            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >> /Contents {} 0 R >>",
+            5 + 2 * page
+        ));
+        objects.push(format!(
+            "<< /Length {} >>\nstream\n{content}\nendstream",
+            content.len()
+        ));
+    }
+    let mut out = b"%PDF-1.4\n".to_vec();
+    let mut offsets = Vec::new();
+    for (index, object) in objects.iter().enumerate() {
+        offsets.push(out.len());
+        out.extend(format!("{} 0 obj\n{object}\nendobj\n", index + 1).bytes());
+    }
+    let start = out.len();
+    let count = objects.len() + 1;
+    out.extend(format!("xref\n0 {count}\n0000000000 65535 f \n").bytes());
+    for offset in offsets {
+        out.extend(format!("{offset:010} 00000 n \n").bytes());
+    }
+    out.extend(
+        format!("trailer\n<< /Size {count} /Root 1 0 R >>\nstartxref\n{start}\n%%EOF\n").bytes(),
+    );
+    out
+}
+
+#[test]
+fn a_pdf_gives_the_text_of_its_pages() {
+    let text = whole(
+        "report.pdf",
+        &pdf(&["Revenue rose by 12.5 percent", "Second page, last words"]),
+    );
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    assert_eq!(
+        lines,
+        ["Revenue rose by 12.5 percent", "Second page, last words"]
+    );
+}
+
 #[test]
 fn what_cannot_be_read_says_why() {
     for (name, content) in [

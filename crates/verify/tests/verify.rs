@@ -281,3 +281,27 @@ async fn the_gates_stop_bad_tasks() {
     assert_eq!(gates.probes.len(), 5);
     assert_eq!(gates.objections(), ["there is no reference solution"]);
 }
+
+#[test]
+fn a_kept_world_is_read_as_it_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("w.tar.zst");
+    let long = format!("/workspace/{}/f.txt", "d".repeat(140));
+    let file = |path: &str, mode: u32| sandbox::File {
+        path: path.into(),
+        content: path.as_bytes().repeat(3),
+        mode,
+    };
+    let world = verify::World {
+        files: vec![file("/logs/x", 0o644), file(&long, 0o755)],
+        folders: vec!["/workspace/empty".into()],
+        links: vec![("/workspace/link".into(), "../x y".into())],
+    };
+    world.save(&path).unwrap();
+    assert_eq!(verify::World::load(&path).unwrap(), world);
+    fs::write(&path, b"nothing like it").unwrap();
+    let error = verify::World::load(&path).unwrap_err().to_string();
+    assert!(error.contains("w.tar.zst"), "{error}");
+    let nowhere = folder.path().join("no/where");
+    assert!(world.save(&nowhere).is_err());
+}

@@ -13,6 +13,7 @@ pub(crate) mod sft;
 pub(crate) mod tasks;
 pub(crate) mod train;
 pub(crate) mod tree;
+pub(crate) mod verify;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;

@@ -73,6 +73,7 @@ pub struct Loop {
     pub ledger: Ledger,
     provider: LocalProvider,
     gateway: Arc<Gateway>,
+    engine: Arc<dyn Engine>,
     _folder: tempfile::TempDir,
 }
 
@@ -122,17 +123,30 @@ impl Loop {
         let runner = Runner::new(
             Arc::new(provider.clone()),
             Arc::clone(&gateway),
-            engine,
+            Arc::clone(&engine),
             ledger.clone(),
             settings,
         );
         Some(Self {
+            engine,
             runner,
             ledger,
             provider,
             gateway,
             _folder: folder,
         })
+    }
+
+    /// The same with other settings.
+    pub fn with(mut self, settings: Settings) -> Self {
+        self.runner = Runner::new(
+            Arc::new(self.provider.clone()),
+            Arc::clone(&self.gateway),
+            Arc::clone(&self.engine),
+            self.ledger.clone(),
+            settings,
+        );
+        self
     }
 
     /// Ends everything, and waits until it has.
@@ -142,8 +156,10 @@ impl Loop {
             ledger,
             provider,
             gateway,
+            engine,
             _folder,
         } = self;
+        drop(engine);
         drop(runner);
         drop(gateway);
         ledger.close().await.unwrap();
@@ -188,6 +204,7 @@ pub fn jobs(tasks: &[Task], installed: &Arc<Installed>, samples: u32) -> Vec<Job
                 tokens_max: 8192,
                 ..Sampling::default()
             },
+            budget: rollout::Budget::default(),
         }));
     }
     jobs

@@ -383,6 +383,7 @@ pub fn jobs(count: u32) -> Vec<Job> {
         task: Arc::clone(&task),
         installed: Arc::clone(&installed),
         sampling: Sampling::default(),
+        budget: rollout::Budget::default(),
     })
     .collect()
 }

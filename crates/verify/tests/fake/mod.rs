@@ -64,7 +64,10 @@ impl Sandbox for FakeSandbox {
         let real = self.real(&self.workspace);
         // Whatever is removed is removed under the folder, and what is there is meant there: the
         // machine's own files are out of reach.
-        let removes = exec.argv[0] == "rm";
+        let removes = exec
+            .argv
+            .iter()
+            .any(|word| word == "rm" || word.contains("rm -rf"));
         let inside = |text: &str| {
             let text = text.replace(&*workspace, &real.to_string_lossy());
             let mapped =

@@ -28,7 +28,7 @@ def same_length(row, names):
 
 def parquet(path):
     table = pq.read_table(path)
-    note = json.loads(table.schema.metadata[b"espalier"])
+    note = json.loads(pq.read_metadata(path).metadata[b"espalier"])
     trained = 0
     for row in table.to_pylist():
         match note["format"]:

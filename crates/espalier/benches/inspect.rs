@@ -52,7 +52,7 @@ fn calls(number: u64, id: &RolloutId) -> Vec<Call> {
     for index in 0..CALLS {
         let seed = noise(number * 100 + u64::from(index));
         let output = ids(seed, 30);
-        let retried = noise(seed) % 20 == 0;
+        let retried = noise(seed).is_multiple_of(20);
         calls.push(Call {
             id: CallId {
                 rollout: id.clone(),
@@ -115,7 +115,7 @@ fn calls(number: u64, id: &RolloutId) -> Vec<Call> {
 fn rollout(number: u64) -> Rollout {
     let (step, group) = (number / (GROUP * GROUPS_PER_STEP), number / GROUP);
     let chance = noise(number ^ 0xfeed);
-    let lost = chance % 50 == 0;
+    let lost = chance.is_multiple_of(50);
     let seconds = |part: u64| (noise(number ^ part) % 4000) as f64 / 1000.0;
     Rollout {
         spec: RolloutSpec {
@@ -165,7 +165,7 @@ fn rollout(number: u64) -> Rollout {
             destroy: seconds(6) / 100.0,
         },
         verdict: (!lost).then(|| Verdict {
-            reward: (chance % 3 == 0).into(),
+            reward: chance.is_multiple_of(3).into(),
             scores: [("files".to_owned(), 1.0)].into(),
             evidence: "b.txt is there\n".repeat(10),
             seconds: 0.02,

@@ -214,10 +214,11 @@ mod tests {
 
     #[test]
     fn every_series_and_axis_is_named() {
-        let before = Some(Mark {
+        let first = Mark {
             pass: 0.4,
             ci95: (0.3, 0.5),
-        });
+        };
+        let before = Some(first);
         let after = Some(Mark {
             pass: 0.8,
             ci95: (0.7, 0.9),
@@ -226,7 +227,7 @@ mod tests {
             &[point(1, 0.4), point(2, 0.6), point(3, 0.8)],
             Marks {
                 before,
-                during: vec![(2, before.unwrap())],
+                during: vec![(2, first)],
                 after,
             },
         );

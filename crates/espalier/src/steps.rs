@@ -235,7 +235,7 @@ impl Steps<'_> {
         self.dir.append_metrics(&StepMetrics {
             step: *step,
             harvest: serde_json::to_value(harvest).unwrap_or_default(),
-            update: update.clone(),
+            update: *update,
             tokens_stale: learned.tokens_stale,
             policy_version: learned.version,
             rollout_s: *rollout_s,

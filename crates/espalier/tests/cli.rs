@@ -22,8 +22,8 @@ fn help_names_every_command() {
       sft      Train a policy on rollouts of the scripted teacher, captured through the same harness
       rollout  Run rollouts and keep what was captured
       eval     Evaluate models through harnesses on held-out tasks, and write a report
-      verify   Score the rollouts of a run again, by another verifier. Nothing of them runs again
       harness  Look at harness profiles, and prove one against a scripted engine
+      verify   Score the rollouts of a run again, by another verifier. Nothing of them runs again
       serve    Serve an engine to any harness and capture every call
       inspect  Look into a run: what became of its rollouts, and the tree of one of them
       ledger   Check what a run captured, or make it smaller
@@ -31,6 +31,7 @@ fn help_names_every_command() {
       export   Write a run's rollouts in a format that other programs read
       doctor   Say what works on this machine, and what to do about what does not
       tasks    Check tasks, or write the built-in ones to disk
+      policy   Bring a policy into the form that recipes name: a Hugging Face folder
       help     Print this message or the help of the given subcommand(s)
 
     Options:
@@ -236,7 +237,7 @@ fn a_harness_that_nobody_knows() {
     insta::assert_snapshot!(world.refusal(&arguments), @"
     exit 1
     error: harness nosuch
-      cause: no harness profile `nosuch`: looked into the built-in profiles; known: claude-code, codex, pi, react; add a file nosuch.toml (docs/harnesses.md shows one)
+      cause: no harness profile `nosuch`: looked into the built-in profiles; known: claude-code, codex, gemini-cli, kimi-code, mini-swe-agent, openclaw, opencode, pi, qwen-code, react; add a file nosuch.toml (docs/harnesses.md shows one)
     ");
     assert!(
         !world.path("new").exists(),

@@ -157,9 +157,20 @@ fn what_must_not_be_written_down_is_nowhere_in_the_run() {
         "--redact",
         "rules.toml",
     ]);
-    insta::assert_snapshot!(refusal, @"");
+    insta::assert_snapshot!(refusal, @r#"
+    exit 2
+    error: --redact: redaction rule "(": regex parse error:
+        (
+        ^
+    error: unclosed group; nothing was written
+      hint: docs/ledger.md says how rules are written
+    "#);
     world.recipe("[redact]\npointers = ['user']\n");
-    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @"");
+    insta::assert_snapshot!(world.refusal(&["rollout", "recipe.toml"]), @r#"
+    exit 2
+    error: recipe recipe.toml: redact: redaction rule "user": a pointer starts with `/`, e.g. `/metadata/user_id`; nothing was written
+      hint: docs/ledger.md says how rules are written
+    "#);
 }
 
 #[test]

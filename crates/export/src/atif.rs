@@ -308,15 +308,20 @@ impl Teller<'_, '_> {
             Part::Image { url } => url,
         };
         if let Some((media_type, bytes)) = inline(url) {
-            let extension = media_type.trim_start_matches("image/");
-            let name = format!(
-                "{}.images/{}.{extension}",
-                self.source.rollout.spec.id,
-                self.images.len()
-            );
-            self.images.push(Image {
-                path: name.clone(),
-                bytes,
+            // A history that is sent again brings its images again.
+            let known = self.images.iter().find(|image| image.bytes == bytes);
+            let name = known.map(|image| image.path.clone()).unwrap_or_else(|| {
+                let extension = media_type.trim_start_matches("image/");
+                let path = format!(
+                    "{}.images/{}.{extension}",
+                    self.source.rollout.spec.id,
+                    self.images.len()
+                );
+                self.images.push(Image {
+                    path: path.clone(),
+                    bytes,
+                });
+                path
             });
             return ContentPart::image(ImageSource {
                 media_type,

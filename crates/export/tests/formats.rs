@@ -207,7 +207,7 @@ fn parquet_holds_what_json_lines_hold() {
     let rule = rule("clawgym2+aux");
     let source = source(&rollout, &calls, &rule);
     let rows = row_lines(&source.rows, Facts::of(&source));
-    assert!(rows.len() >= 4);
+    assert!(rows.len() >= 2, "{} rows", rows.len());
     let written = parquet_lines(parquet(Columns::rows(), &rows));
     assert_same(&json_lines(&rows), &written);
     let rows = verl_lines(&source, 0, 0);
@@ -321,10 +321,14 @@ fn other_programs_accept_the_files() {
         format!("ok rows.parquet: rows: {rows} rows, {trained} trained"),
         format!("ok verl.parquet: verl: {rows} rows, {trained} trained"),
         format!(
-            "ok sft.parquet: sft: 4 rows, {} trained",
+            "ok sft.parquet: sft: {} rows, {} trained",
+            chats(true).len(),
             source.kept.calls.len()
         ),
-        "ok messages.parquet: messages: 4 rows, 0 trained".to_owned(),
+        format!(
+            "ok messages.parquet: messages: {} rows, 0 trained",
+            chats(false).len()
+        ),
     ] {
         assert!(told.contains(&line), "{line} is missing in\n{told}");
     }

@@ -16,7 +16,8 @@ use tokio::{
 };
 
 use crate::{
-    Chunk, Entry, Exec, Exit, File, Image, Output, ReadLimits, Sandbox, SandboxError, Snapshot, Spec,
+    Chunk, Entry, Exec, Exit, File, Image, Output, ReadLimits, Sandbox, SandboxError, Snapshot,
+    Spec,
     stream::{Answer, Broken, Stream},
 };
 

@@ -59,7 +59,9 @@ pub fn text_of(path: &Path, content: &[u8]) -> Text {
             "pptx" => office(content, |name| {
                 name.starts_with("ppt/slides/slide") && name.ends_with(".xml")
             }),
-            "pdf" => pdf_extract::extract_text_from_mem(content).map_err(|error| error.to_string()),
+            "pdf" => pdf_extract::extract_text_from_mem_by_pages(content)
+                .map(|pages| pages.join("\n"))
+                .map_err(|error| error.to_string()),
             "ipynb" => notebook(content),
             _ if content.starts_with(b"SQLite format 3\0") => database(content),
             _ if content.contains(&0) => Err("binary".to_owned()),

@@ -103,12 +103,12 @@ enum History {
 pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError> {
     let display = Display::new(json);
     let (cancel, _watcher) = super::interrupts();
-    let (codec, engine) = engines::start(&arguments).await?;
     let rules = match &arguments.redact {
         Some(file) => recipe::load_redaction(file)?,
         None => ledger::RedactionSettings::default(),
     };
     let options = recipe::ledger_options(&rules, "--redact")?;
+    let (codec, engine) = engines::start(&arguments).await?;
     let ledger = Ledger::create_with(&arguments.run, options)
         .map_err(|error| CliError::failed(format!("run {}", arguments.run.display()), error))?;
     let token = match std::env::var(TOKEN_VARIABLE) {

@@ -156,7 +156,7 @@ impl ContentPart {
 
 /// Where an image is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ImageSource {
+pub(super) struct ImageSource {
     /// Its kind.
     pub media_type: &'static str,
     /// A file beside the document, or an address.

@@ -161,7 +161,7 @@ async fn links_lead_nowhere() {
     let _ = run(
         &*sandbox,
         "ln -s /tmp/espalier-red-team-secret s; ln -s / root; ln /etc/passwd hard; ln /usr/bin/env hard2; \
-         ln -s /proc/1/root/tmp proc1; ln -s /proc/self/root/etc/shadow shadow; mkdir d; ln -s ../../../../../../etc d/up; echo mine > own",
+         p=/proc/1/root; ln -s $p/tmp proc1; p=/proc/self/root; ln -s $p/etc/shadow shadow; mkdir d; ln -s ../../../../../../etc d/up; echo mine > own",
     )
     .await;
     let files = sandbox

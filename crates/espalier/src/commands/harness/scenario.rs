@@ -258,6 +258,7 @@ impl Bench {
                 tokens_max: REPLY_TOKENS_MAX,
                 ..Sampling::default()
             },
+            budget: rollout::Budget::default(),
         })
     }
 

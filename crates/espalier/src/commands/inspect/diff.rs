@@ -81,7 +81,7 @@ impl Diff {
         };
         let branch = |call: &Call, path: &[u32]| {
             let rest = path.get(shared..).unwrap_or_default();
-            let parts_in = (!rest.is_empty()).then(|| match call.prompt_ids.len() > shared {
+            let parts_in = (!rest.is_empty()).then_some(match call.prompt_ids.len() > shared {
                 true => "prompt",
                 false => "reply",
             });

@@ -81,7 +81,7 @@ pub(crate) struct Arguments {
     /// counts when it is lower [default: 131072; for openai: engines the server's own].
     #[arg(long, value_name = "TOKENS")]
     context_tokens: Option<u32>,
-    /// Rules for what must not be written down: a TOML file with the keys of a recipe's [redact].
+    /// Rules for what must not be written down: a TOML file with the keys of a recipe's `redact` table.
     #[arg(long, value_name = "FILE")]
     redact: Option<PathBuf>,
     /// OpenTelemetry collector (OTLP over HTTP) that gets a span per call; without text and keys.

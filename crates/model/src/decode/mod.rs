@@ -7,7 +7,7 @@
 //! is computed once per weights, and a rollout's next call starts where its last one ended.
 //!
 //! A row's arithmetic never depends on the other rows: projections are
-//! [`row_products`](crate::row_products::row_products), attention is computed row by row, block by block, and the draw hashes seed and position. So the same
+//! [`row_products`], attention is computed row by row, block by block, and the draw hashes seed and position. So the same
 //! prompt, seed and weights give the same tokens and log-probabilities in any company.
 
 mod cache;

@@ -63,6 +63,8 @@ impl Engine {
         let at = |name: &str| folder.path().join(name).display().to_string();
         let host = format!("unix://{}", at("socket"));
         let mut command = Command::new(program);
+        // Podman's monitor leaves a file where it was started.
+        command.current_dir(folder.path());
         match kind {
             Kind::Docker => {
                 command.args(["--data-root", &at("data"), "--exec-root", &at("exec")]);

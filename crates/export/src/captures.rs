@@ -17,7 +17,7 @@ use std::io::BufRead;
 
 use record::{
     Attempt, AttemptOutcome, Call, CallId, Continuation, Conversation, Dialect, FinishReason,
-    Generation, PolicySpan, RolloutId, Sampling,
+    Generation, MediaSpan, PolicySpan, RolloutId, Sampling,
 };
 use serde::{Deserialize, Serialize};
 use tree::CallClass;
@@ -129,6 +129,8 @@ struct Line {
     at: f64,
     delivered: Option<bool>,
     class: Option<CallClass>,
+    #[serde(default)]
+    media: Vec<MediaSpan>,
 }
 
 /// Reads captures; rollouts come in the order of their first lines. Blank lines are passed over.
@@ -243,7 +245,10 @@ fn call_of(line: usize, number: usize, parsed: Line) -> Result<Call, CaptureErro
         digest: String::new(),
         conversation: Conversation::default(),
         prompt_ids: parsed.prompt_ids,
-        continuation: Continuation::default(),
+        continuation: Continuation {
+            media: parsed.media,
+            ..Continuation::default()
+        },
         sampling: Sampling::default(),
         generation: Some(Generation {
             token_ids: parsed.output_ids,
@@ -297,6 +302,9 @@ pub struct CaptureLine<'a> {
     pub delivered: bool,
     /// What kind of call it is, as the tree found.
     pub class: CallClass,
+    /// Where the prompt holds something other than text.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub media: &'a [MediaSpan],
 }
 
 /// The calls of a rollout, whatever a rule keeps of them: the rule is applied when they are read.
@@ -330,6 +338,7 @@ pub fn capture_lines<'a>(source: &Source<'a>) -> Vec<CaptureLine<'a>> {
             at: started_ms as f64 / 1000.0,
             delivered: call.delivered(),
             class: place.map_or(CallClass::Main, |place| place.class),
+            media: &call.continuation.media,
         }
     };
     source.calls.iter().map(line).collect()

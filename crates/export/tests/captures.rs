@@ -315,3 +315,24 @@ fn a_subagent_is_found_by_what_it_was_asked() {
         26 + 1 + 3
     );
 }
+
+#[test]
+fn images_that_differ_part_where_they_begin() {
+    let seen = |call: u32, digest: &str| {
+        let media =
+            json!({"media": [{"start": 1, "tokens": 2, "digest": digest, "size": [28, 56]}]});
+        with(line(call, &[1, 9, 9, 2], &[3, 4]), media)
+    };
+    let same = run(&[seen(0, "cat"), seen(1, "cat")], "all");
+    let unlike = run(&[seen(0, "cat"), seen(1, "dog")], "all");
+    assert_eq!(same["unique_tokens"], 6, "{same}");
+    assert_eq!(unlike["unique_tokens"], 11, "{unlike}");
+    let wide = with(
+        seen(0, "cat"),
+        json!({"media": [{"start": 3, "tokens": 2, "digest": "cat"}]}),
+    );
+    let captured = read(jsonl(&[wide]).as_bytes()).unwrap();
+    let selection = Selection::named("all", 64).unwrap();
+    let refused = report(&captured[0], &selection, None).unwrap_err();
+    assert!(refused.to_string().contains("media spans"), "{refused}");
+}

@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandbox::{Exec, Exit, Limits, LocalConfig, LocalProvider, Output, Provider, Sandbox, Spec};
+use sandbox::{Limits, LocalConfig, LocalProvider, Provider, Sandbox, Spec};
+
+pub(crate) use crate::suite::{command, run, say, script};
 
 pub(crate) fn spec(name: &str) -> Spec {
     Spec {
@@ -34,40 +36,6 @@ pub(crate) async fn sandbox() -> Box<dyn Sandbox> {
         .create(spec("test"))
         .await
         .expect("a sandbox")
-}
-
-pub(crate) fn command(argv: &[&str]) -> Exec {
-    Exec {
-        argv: argv.iter().map(|a| (*a).to_owned()).collect(),
-        cwd: None,
-        env: [].into(),
-        stdin: Vec::new(),
-        timeout: Duration::from_secs(60),
-        output_bytes_max: 1 << 20,
-        end_background: false,
-    }
-}
-
-pub(crate) fn script(text: &str) -> Exec {
-    command(&["sh", "-c", text])
-}
-
-pub(crate) async fn run(sandbox: &dyn Sandbox, text: &str) -> Output {
-    sandbox.exec(script(text)).await.expect("a script")
-}
-
-/// Standard output of a script that must succeed.
-pub(crate) async fn say(sandbox: &dyn Sandbox, text: &str) -> String {
-    let output = run(sandbox, text).await;
-    assert_eq!(
-        output.exit,
-        Exit::Code(0),
-        "{text}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8_lossy(&output.stdout)
-        .trim_end()
-        .to_owned()
 }
 
 /// Polls until nothing remains; what remained after 5 s otherwise.

@@ -9,25 +9,23 @@
 //! | `teacher:SHARE` | the same in that share of attempts, drawn from the rollout's seed; in the others the last step is left out |
 
 use std::{
-    collections::HashMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use codec::Codec;
 use engine::{
-    Engine, EngineError, Hint,
+    Engine,
     remote::{Endpoint, Facts, sglang::Sglang, vllm},
     scripted::{Replay, Script, Scripted},
 };
-use record::{Message, TaskId};
-use task::{Step, Task};
+use task::Task;
 
 use crate::{
     error::CliError,
     policy,
     recipe::{ModelSource, PolicySource, Recipe},
-    teacher,
+    teacher::{self, Teacher},
 };
 
 const KINDS: &str =
@@ -137,7 +135,10 @@ impl Model {
                 })?;
                 Ok(self.scripted(Arc::new(script)))
             }
-            Kind::Teacher { share } => Ok(self.scripted(Arc::new(Teacher::of(tasks, *share)))),
+            Kind::Teacher { share } => {
+                let teacher = Teacher::of(tasks, &recipe.harnesses, *share)?;
+                Ok(self.scripted(Arc::new(teacher)))
+            }
         }
     }
 
@@ -149,53 +150,6 @@ impl Model {
             teacher::CONTEXT_TOKENS_MAX,
             self.codec.vocabulary(),
         ))
-    }
-}
-
-/// Plays reference solutions, not always to their ends.
-#[derive(Debug)]
-struct Teacher {
-    solutions: HashMap<TaskId, Vec<Step>>,
-    share: f64,
-}
-
-impl Teacher {
-    fn of(tasks: &[Arc<Task>], share: f64) -> Self {
-        let solutions = tasks
-            .iter()
-            .filter_map(|task| Some((task.id.clone(), task::teacher::reference(task).ok()?)))
-            .collect();
-        Self { solutions, share }
-    }
-}
-
-/// A number in [0, 1) from a seed (the last mix of `SplitMix64`).
-fn draw(seed: u64) -> f64 {
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-}
-
-impl Script for Teacher {
-    fn reply(&self, hint: &Hint) -> Result<Message, EngineError> {
-        let no_script = |why: String| EngineError::NoScript(why);
-        let rollout = hint
-            .rollout
-            .as_ref()
-            .ok_or_else(|| no_script("the call does not say which rollout it is of".into()))?;
-        let steps = self
-            .solutions
-            .get(&rollout.task)
-            .ok_or_else(|| no_script(format!("task {} has no solution", rollout.task)))?;
-        let mut steps = steps.clone();
-        if draw(rollout.seed) >= self.share
-            && let Some(last) = steps.iter().rposition(|step| !matches!(step, Step::Say(_)))
-        {
-            steps.remove(last);
-        }
-        task::teacher::next_message(&steps, &hint.conversation)
-            .map_err(|error| no_script(error.to_string()))
     }
 }
 
@@ -212,11 +166,5 @@ mod tests {
         for text in ["teacher:2", "embedded:", "embedded", "magic:wand", ""] {
             assert!(kind(text).is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn draws_are_even() {
-        let below: usize = (0..10_000).filter(|seed| draw(*seed) < 0.3).count();
-        assert!((2_800..3_200).contains(&below), "{below}");
     }
 }

@@ -44,4 +44,4 @@ pub mod verl;
 pub use captures::{CaptureError, Captured, capture_lines, read};
 pub use report::{Report, report};
 pub use rows::{Facts, RowLine, row_lines, write_lines};
-pub use source::{Rule, Source, reason_name};
+pub use source::{Rule, Source};

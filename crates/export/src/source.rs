@@ -2,7 +2,7 @@
 //! kept of it.
 
 use record::{Call, Part, Rollout};
-use tree::{DropReason, Kept, Rows, Selection, Tree, TreeError, linearise, select};
+use tree::{Kept, Rows, Selection, Tree, TreeError, linearise, select};
 
 /// A rule with the name under which it is written into what is exported.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,17 +106,5 @@ impl<'a> Source<'a> {
             .flat_map(|call| &call.conversation.messages)
             .flat_map(|message| &message.content);
         parts.any(|part| matches!(part, Part::Image { .. }))
-    }
-}
-
-/// A reason in words.
-#[must_use]
-pub fn reason_name(reason: DropReason) -> String {
-    match reason {
-        DropReason::DeadLeaf => "dead leaf".to_owned(),
-        DropReason::Auxiliary(class) => format!("auxiliary call ({})", class.name()),
-        DropReason::NotLongest => "another branch is longer".to_owned(),
-        DropReason::Superseded => "a later call went on from here".to_owned(),
-        DropReason::OverBranched => "over-branched".to_owned(),
     }
 }

@@ -16,8 +16,6 @@ use std::fmt::Write;
 use layout::{BEND, Layout, ROW};
 use tree::{CallClass, DropReason, ForkCause, Kept, Node, Origin, Tree};
 
-use crate::source::reason_name;
-
 const MARGIN: f64 = 24.0;
 const HEAD: f64 = 58.0;
 const FOOT: f64 = 46.0;
@@ -114,8 +112,8 @@ pub fn draw(tree: &Tree, kept: &Kept, caption: &Caption) -> String {
         let lost: usize = nodes.iter().map(|&node| lost[node]).sum();
         let tail = match (reason, lost) {
             (None, _) => String::new(),
-            (Some(reason), 0) => reason_name(reason),
-            (Some(reason), lost) => format!("{}, −{lost}", reason_name(reason)),
+            (Some(reason), 0) => reason.name(),
+            (Some(reason), lost) => format!("{}, −{lost}", reason.name()),
         };
         (head, tail)
     };
@@ -404,7 +402,7 @@ impl Drawing<'_> {
         };
         match (self.looks[index], self.reasons[index]) {
             (Look::Trained, _) => format!("{what}, trained"),
-            (_, Some(reason)) => format!("{what}, not trained: {}", reason_name(reason)),
+            (_, Some(reason)) => format!("{what}, not trained: {}", reason.name()),
             _ => format!("{what}, not trained: no log-probabilities"),
         }
     }

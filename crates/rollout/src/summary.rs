@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use record::{Call, PolicyVersion};
 use serde::{Deserialize, Serialize};
-use tree::{DropReason, Selection, Tree, select};
+use tree::{Selection, Tree, select};
 
 /// Characters of a piece of evidence that are kept.
 const EVIDENCE_CHARACTERS_MAX: usize = 120;
@@ -165,7 +165,7 @@ impl Summary {
             *self
                 .tokens
                 .dropped
-                .entry(reason_name(dropped.reason))
+                .entry(dropped.reason.name())
                 .or_default() += dropped.tokens_trainable as u64;
         }
     }
@@ -174,17 +174,5 @@ impl Summary {
     #[must_use]
     pub fn trainable(&self) -> u64 {
         self.tokens.retained + self.tokens.dropped.values().sum::<u64>()
-    }
-}
-
-/// A reason in words, as tables and metrics have it.
-#[must_use]
-pub fn reason_name(reason: DropReason) -> String {
-    match reason {
-        DropReason::DeadLeaf => "dead leaf".to_owned(),
-        DropReason::Auxiliary(class) => format!("auxiliary call ({})", class.name()),
-        DropReason::NotLongest => "another branch is longer".to_owned(),
-        DropReason::Superseded => "a later call went on from here".to_owned(),
-        DropReason::OverBranched => "over-branched".to_owned(),
     }
 }

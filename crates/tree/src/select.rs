@@ -81,6 +81,20 @@ pub enum DropReason {
     OverBranched,
 }
 
+impl DropReason {
+    /// The words used in tables, drawings and metrics.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self {
+            Self::DeadLeaf => "dead leaf".to_owned(),
+            Self::Auxiliary(class) => format!("auxiliary call ({})", class.name()),
+            Self::NotLongest => "another branch is longer".to_owned(),
+            Self::Superseded => "a later call went on from here".to_owned(),
+            Self::OverBranched => "over-branched".to_owned(),
+        }
+    }
+}
+
 /// A node that is not trained.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dropped {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use export::{Source, reason_name};
+use export::Source;
 use serde::Serialize;
 
 use crate::text::count;
@@ -65,8 +65,7 @@ impl Summary {
         self.tokens.kept += source.kept.tokens_trained.saturating_sub(cut);
         self.tokens.without_logprobs += source.kept.tokens_without_logprobs;
         let dropped = source.kept.dropped.iter();
-        let reasons =
-            dropped.map(|dropped| (reason_name(dropped.reason), dropped.tokens_trainable));
+        let reasons = dropped.map(|dropped| (dropped.reason.name(), dropped.tokens_trainable));
         for (reason, tokens) in reasons.chain([("cut by --tokens-max".to_owned(), cut)]) {
             if tokens > 0 {
                 *self.tokens.dropped.entry(reason).or_default() += tokens;

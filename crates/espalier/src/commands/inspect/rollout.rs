@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use ::rollout::summary::reason_name;
 use record::{Attempt, AttemptOutcome, Call, Disposition, FinishReason, Message, Role, Rollout};
 use serde::Serialize;
 use tree::{Fork, Kept, Origin, Selection, Tree, TreeStats, select};
@@ -534,7 +533,7 @@ fn training(node: usize, tree: &Tree, kept: &Kept) -> String {
             0 => String::new(),
             tokens => format!(", {tokens} trainable tokens lost"),
         };
-        return format!("dropped: {}{tokens}", reason_name(dropped.reason));
+        return format!("dropped: {}{tokens}", dropped.reason.name());
     }
     if kept.trained.contains(&node) {
         return "trained".to_owned();

@@ -43,7 +43,10 @@ fn stays_what_it_has_become(recipe: &str) {
         let curve: Vec<f64> = during.iter().map(pass_at_1).collect();
         let best = curve.iter().copied().fold(after.max(before), f64::max);
         println!("{recipe} seed {seed}: {before:.3} -> {curve:.3?} -> {after:.3}");
-        assert!(best - after <= 0.05, "{recipe} seed {seed}: {best} -> {after}");
+        assert!(
+            best - after <= 0.05,
+            "{recipe} seed {seed}: {best} -> {after}"
+        );
         assert!(after > before, "{recipe} seed {seed}: {before} -> {after}");
     }
 }

@@ -213,7 +213,7 @@ impl Route {
                 .iter()
                 .map(|recent| (recent.days.clone(), false)),
         );
-        for day in &self.day {
+        if let Some(day) = &self.day {
             keys.insert(day.date.clone(), true);
             keys.extend(day.days.iter().map(|days| (days.clone(), false)));
         }

@@ -5,11 +5,13 @@
 //!   through [`container`], the first process of a container that an engine made.
 //! * [`archive`]: folders as tar streams.
 //! * [`react`]: our own small harness: Chat Completions and four tools.
+//! * [`mcp`]: tools by the Model Context Protocol, from both ends.
 //! * [`probe`]: tries what this machine allows, for `doctor`.
 //! * [`reach`]: tries to get out, for probes of a network policy.
-//! * [`protocol`]: what they say to the host; the only part that the host links.
+//! * [`protocol`]: what they say to the host; with the transport-free part of [`mcp`], the only
+//!   part that the host links.
 //!
-//! Invariants: no threads but in [`reach`] (forks and namespaces need that), no async runtime, no
+//! Invariants: no threads but in [`reach`] and `guest mcp --http` (forks and namespaces need that), no async runtime, no
 //! TLS, no name resolution (a static glibc cannot), no unsafe code but in `sys`. Nothing here writes to a
 //! folder of the host: all files live in tmpfs mounts that die with their namespaces.
 
@@ -17,7 +19,9 @@ pub mod archive;
 mod cgroup;
 pub mod checks;
 pub mod container;
+mod http;
 mod init;
+pub mod mcp;
 pub mod probe;
 pub mod protocol;
 pub mod reach;

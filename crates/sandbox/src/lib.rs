@@ -44,6 +44,7 @@ pub use doctor::{Check, doctor};
 pub use egress::{Allowed, Decision, EgressProxy, EgressRecord};
 pub use guest::{
     archive::{Entry, EntryKind},
+    mcp,
     protocol::{Capabilities, Degraded, GATEWAY_SOCKET_PATH, GUEST_PATH},
 };
 pub use kind::{SandboxConfig, start};

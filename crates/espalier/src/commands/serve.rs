@@ -21,11 +21,6 @@ use crate::{display::Display, error::CliError, recipe, telemetry::Telemetry};
 const DRAIN: Duration = Duration::from_secs(30);
 /// The environment variable that may hold the admin token.
 const TOKEN_VARIABLE: &str = "ESPALIER_ADMIN_TOKEN";
-/// What exists today, and what the design names for later.
-const KINDS: &str = "embedded:DIR, vllm:URL, sglang:URL, openai:URL and scripted:FILE";
-const KINDS_LATER: [&str; 1] = ["tinker"];
-/// A text-only server has a context of its own, in tokens of its own, and says so itself.
-const TEXT_CONTEXT_TOKENS_MAX: u32 = 1 << 24;
 
 /// Serve an engine to any harness and capture every call.
 ///

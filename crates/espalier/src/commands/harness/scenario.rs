@@ -34,9 +34,14 @@ const CONTEXT_TOKENS_MAX: u32 = 1 << 18;
 const REPLY_TOKENS_MAX: u32 = 4096;
 /// For calls in flight when a scenario ends.
 const DRAIN: Duration = Duration::from_secs(5);
-/// The long task: turns, and bytes that each prints. It fills the window once: some harnesses
-/// recover from that once in a run.
-const LONG: (usize, usize) = (12, 2400);
+/// What a turn of the long task prints, in tokens; less when that is more than some harnesses
+/// show of a command's output.
+const LONG_TURN_TOKENS: usize = 4000;
+const LONG_TURN_BYTES_MAX: usize = 8000;
+/// The window of the long task, beside room for the first prompt two and a half times: harnesses
+/// keep up to 50,000 tokens free, or up to a half of the window, and would be summarising all the
+/// time in a small one.
+const LONG_ROOM_TOKENS: usize = 60_000;
 
 /// What can be played.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -325,19 +330,20 @@ impl Bench {
                 plot.expected.forks = vec![ForkCause::Subagent];
             }
             Scenario::Compaction => {
-                let (count, bytes) = LONG;
-                plot.play.turns = play::long_turns(count, bytes);
-                plot.play.summarises = true;
-                plot.proof = play::long_proof(count);
-                plot.expected.calls_min = count + 1;
+                let sample = play::LONG_LINE.repeat(64);
+                let tokens = self
+                    .codec
+                    .encode(&sample)
+                    .map_or(sample.len(), |ids| ids.len());
+                let bytes = LONG_TURN_TOKENS * sample.len() / tokens.max(1);
+                plot.play.long = Some(play::Long::new(bytes.min(LONG_TURN_BYTES_MAX)));
+                plot.proof = play::LONG_PROOF.to_owned();
                 plot.expected.compaction = true;
                 // A summary that does not fit is asked for again, without the newest turns.
                 plot.expected.forks = vec![ForkCause::Compaction, ForkCause::HistoryEdited];
-                // Room for three quarters of the outputs, in tokens that are bytes or a little more,
-                // and a quarter on top: some harnesses compact long before the window is full.
-                let prompt = base.map_or(8192, |figures| figures.prompt_tokens);
-                let room = prompt + count * bytes * 3 / 4;
-                plot.context_tokens = u32::try_from(room + room / 4).unwrap_or(u32::MAX);
+                let prompt = base.map_or(0, |figures| figures.prompt_tokens);
+                let window = prompt * 5 / 2 + LONG_ROOM_TOKENS;
+                plot.context_tokens = u32::try_from(window).unwrap_or(u32::MAX);
             }
         }
         plot

@@ -130,8 +130,8 @@ impl Figures {
 pub(crate) struct Expected {
     /// Calls that must have been captured at least.
     pub(crate) calls_min: usize,
-    /// Causes for which paths may part, beside side calls.
-    pub(crate) forks: Vec<ForkCause>,
+    /// Causes for which paths may part, beside side calls, and how often at most.
+    pub(crate) forks: Vec<(ForkCause, usize)>,
     /// Turns that may be inexact, because the harness said that it changes its history.
     pub(crate) inexact_max: usize,
     /// Faults that were planned: repeats are expected.
@@ -182,7 +182,10 @@ pub(crate) fn checks(
         .forks
         .iter()
         .filter(|(cause, _)| **cause != CallClass::Side.name())
-        .filter(|(cause, _)| !expected.forks.iter().any(|known| known.name() == **cause))
+        .filter(|(cause, count)| {
+            let mut known = expected.forks.iter();
+            !known.any(|(known, most)| known.name() == **cause && **count <= *most)
+        })
         .map(|(cause, count)| format!("{cause} {count}"))
         .collect();
     check(

@@ -27,6 +27,8 @@ const SUMMARY: &str = "the task goes on; everything up to";
 /// What a sub-agent says last; long enough to be recognised where it is quoted.
 pub(crate) const SUB_RESULT: &str =
     "The sub-agent has counted the words of the note: 1729 of them.";
+/// How every turn begins.
+pub(crate) const SAYS: &str = "Turn ";
 /// Turns of the usual task.
 pub(crate) const TURNS: usize = 8;
 
@@ -277,7 +279,7 @@ impl Play {
         match (steps, &self.ends_with) {
             (Some(steps), _) => {
                 let mut message = teacher::turn(&steps, made, conversation).map_err(refuse)?;
-                message.content = say(format!("Turn {next}.")).content;
+                message.content = say(format!("{SAYS}{next}.")).content;
                 Ok(message)
             }
             (None, Some(command)) => {

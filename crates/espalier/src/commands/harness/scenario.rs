@@ -43,13 +43,16 @@ const LONG_TURN_BYTES_MAX: usize = 8000;
 /// time in a small one.
 const LONG_ROOM_TOKENS: usize = 60_000;
 
+/// Forks that a sub-agent or a compaction may cost.
+const FORKS_MAX: usize = 4;
+
 /// What can be played.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Scenario {
     /// Eight turns with up to three tool calls at once
     Turns,
-    /// The same while the engine and the line fail five times
+    /// The same while the engine and the line fail six times
     Storm,
     /// A sub-agent makes a file meanwhile
     Subagent,
@@ -298,13 +301,14 @@ impl Bench {
                     (4, "500", Fault::Status500),
                     (5, "reset", Fault::Reset),
                     (6, "cut", Fault::Cut),
+                    (7, "cut", Fault::CutBehindText),
                 ] {
                     if survives(name) {
                         plot.line_faults.insert(turn, fault);
                     }
                 }
                 // A changed history costs its own turn and the one that changes it back.
-                let edits = [("500", 4), ("reset", 5), ("cut", 6)]
+                let edits = [("500", 4), ("reset", 5), ("cut", 6), ("cut", 7)]
                     .iter()
                     .filter(|(name, turn)| {
                         plot.line_faults.contains_key(turn)
@@ -312,7 +316,7 @@ impl Bench {
                     })
                     .count();
                 if edits > 0 {
-                    plot.expected.forks = vec![ForkCause::HistoryEdited];
+                    plot.expected.forks = vec![(ForkCause::HistoryEdited, 2 * edits)];
                     plot.expected.inexact_max = 2 * edits;
                 }
                 let faults = plot.play.faults.len() + plot.line_faults.len();
@@ -327,7 +331,7 @@ impl Bench {
                 plot.proof = "test \"$(cat sub.txt)\" = sub && test \"$(cat mark-03-a.txt)\" -gt 1 && echo 1 || echo 0\n".to_owned();
                 plot.expected.calls_min = 6;
                 plot.expected.subagent = true;
-                plot.expected.forks = vec![ForkCause::Subagent];
+                plot.expected.forks = vec![(ForkCause::Subagent, FORKS_MAX)];
             }
             Scenario::Compaction => {
                 let sample = play::LONG_LINE.repeat(64);
@@ -340,7 +344,10 @@ impl Bench {
                 plot.proof = play::LONG_PROOF.to_owned();
                 plot.expected.compaction = true;
                 // A summary that does not fit is asked for again, without the newest turns.
-                plot.expected.forks = vec![ForkCause::Compaction, ForkCause::HistoryEdited];
+                plot.expected.forks = vec![
+                    (ForkCause::Compaction, FORKS_MAX),
+                    (ForkCause::HistoryEdited, FORKS_MAX),
+                ];
                 let prompt = base.map_or(0, |figures| figures.prompt_tokens);
                 let window = prompt * 5 / 2 + LONG_ROOM_TOKENS;
                 plot.context_tokens = u32::try_from(window).unwrap_or(u32::MAX);

@@ -1,7 +1,7 @@
 //! Load for a gateway, and the engine behind it: what `scripts/bench/gateway.py` measures with.
 //!
 //! `load stub TOKENS` is an engine that answers at once, with a reply of so many tokens, as vLLM
-//! does: in chat completions, streamed or not, and in completions of token ids. It prints its
+//! does: in chat completions, streamed or not, in completions, and at its endpoint for token ids. It prints its
 //! address and goes on until it is killed. `load run FILE CLIENTS BYTES plain|stream SECONDS CALLS`
 //! is so many clients that each call, wait and call again, until the time or the number of calls is
 //! used up; FILE names where, one `URL [KEY]` per line, shared out among the clients. It prints one
@@ -33,7 +33,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
-use hyper::{Request, Response, header};
+use hyper::{Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -42,6 +42,8 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A reply that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// vLLM's endpoint for token ids.
+const GENERATE: &str = "/inference/v1/generate";
 /// Of the text that histories are made of.
 const LINE: &str = "The parser reads a file, edits one function of it and runs all tests again; ";
 
@@ -80,6 +82,7 @@ struct Replies {
     /// One by one: each is a chunk of its own.
     events: Vec<Bytes>,
     ids: Bytes,
+    tokens: Bytes,
     models: Bytes,
 }
 
@@ -109,7 +112,12 @@ impl Replies {
             json!({"index": 0, "finish_reason": "stop", "stop_reason": null, "token_ids": ids, "text": words.concat(),
                 "logprobs": {"tokens": words, "token_logprobs": logprobs, "text_offset": []}}),
         );
-        completion["usage"] = usage;
+        completion["usage"] = usage.clone();
+        let content: Vec<Value> = (0..ids.len())
+            .map(|at| json!({"token_id": ids[at], "logprob": logprobs[at], "rank": 1, "top_logprobs": []}))
+            .collect();
+        let generated = json!({"request_id": "stub-1", "usage": usage.clone(), "choices": [{"index": 0,
+            "finish_reason": "stop", "token_ids": ids, "logprobs": {"content": content}}]});
         let mut events = Vec::new();
         let mut event = |choice: Value| {
             let text = with(head("chat.completion.chunk"), choice).to_string();
@@ -135,6 +143,7 @@ impl Replies {
             chat: bytes(chat),
             events,
             ids: bytes(completion),
+            tokens: bytes(generated),
             models: bytes(models),
         }
     }
@@ -157,16 +166,23 @@ impl Replies {
                         .events
                         .clone()
                         .into_iter()
-                        .map(|event| Ok(Frame::data(event)));
+                        .map(|event| Ok::<_, Infallible>(Frame::data(event)));
                     let events = StreamBody::new(futures::stream::iter(events));
                     respond(BodyExt::boxed(events), "text/event-stream")
                 }
                 false => reply(&self.chat),
             };
         }
-        match path.ends_with("/completions") {
-            true => reply(&self.ids),
-            false => reply(&self.models),
+        match path {
+            // An empty request is how a client asks whether there is such an endpoint.
+            GENERATE if body.len() < 3 => {
+                let mut refusal = reply(&Bytes::from_static(b"{}"));
+                *refusal.status_mut() = StatusCode::BAD_REQUEST;
+                refusal
+            }
+            GENERATE => reply(&self.tokens),
+            _ if path.ends_with("/completions") => reply(&self.ids),
+            _ => reply(&self.models),
         }
     }
 }

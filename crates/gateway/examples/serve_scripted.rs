@@ -89,7 +89,8 @@ async fn main() -> Result<(), AnyError> {
             Ok(())
         }
         Some(["turns", count, bytes, talks]) => {
-            let (count, bytes, talks) = (count.parse()?, bytes.parse()?, talks.parse()?);
+            let (count, bytes): (usize, usize) = (count.parse()?, bytes.parse()?);
+            let talks: usize = talks.parse()?;
             let mut turns = vec![Vec::new(); count];
             for talk in 0..talks {
                 let open = support::rollout_of(&format!("{name}.{talk}"), u32::MAX);

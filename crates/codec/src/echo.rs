@@ -8,7 +8,7 @@ use serde_json::Value;
 ///
 /// Counts: the text, trimmed, whatever blocks it came in; the calls in order, each with its name
 /// and its arguments as unordered JSON. Does not count: ids, reasoning, images, key order, `1.0`
-/// against `1`, `""` or `null` arguments against `{}`.
+/// against `1`, `""` or `null` arguments against `{}`, blanks at the ends of lines of arguments.
 #[must_use]
 pub fn meaning(message: &Message) -> String {
     let text = message.text_content();
@@ -62,6 +62,14 @@ fn write(value: &Value, out: &mut String) {
             Some(float) => out.push_str(&format!("{float}")),
             None => out.push_str(&number.to_string()),
         },
+        // Claude Code takes blanks off the ends of lines that are written to a file.
+        Value::String(text) => {
+            let lines: Vec<&str> = text
+                .split('\n')
+                .map(|line| line.trim_end_matches([' ', '\t']))
+                .collect();
+            out.push_str(&Value::from(lines.join("\n")).to_string());
+        }
         other => out.push_str(&other.to_string()),
     }
 }
@@ -136,6 +144,20 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for message in &different {
             assert!(seen.insert(meaning(message)), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn blanks_at_the_ends_of_lines_of_arguments_do_not_count() {
+        let call = |text| meaning(&turn("", &[("write", json!({"text": text}))]));
+        assert_eq!(call("  two  \n\tq \t\n"), call("  two\n\tq\n"));
+        for other in [
+            " two\n\tq\n",
+            "  two\n\tq",
+            "  two\n\n\tq\n",
+            "  t wo\n\tq\n",
+        ] {
+            assert_ne!(call(other), call("  two\n\tq\n"), "{other:?}");
         }
     }
 }

@@ -102,9 +102,8 @@ impl Kind {
         let context = teacher::CONTEXT_TOKENS_MAX;
         match self {
             Self::Vllm(url) => {
-                let api = vllm::Api::default();
                 let endpoint = wants.endpoint(url)?;
-                let engine = vllm::Vllm::connect(endpoint, facts(context), api).await;
+                let engine = vllm::Vllm::detect(endpoint, facts(context)).await;
                 Ok(Arc::new(engine.map_err(failed)?))
             }
             Self::Sglang(url) => {

@@ -21,7 +21,8 @@ use std::{
 use async_trait::async_trait;
 use model::{
     Weights,
-    decode::{self, Batch, Finished, PrefixCache, Sequence},
+    decode::{self, Batch, Finished, PrefixCache, Prepared, Sequence},
+    device::Device,
 };
 use record::{Generation, PolicySpan, PolicyVersion};
 use tokio::sync::oneshot;
@@ -42,6 +43,8 @@ pub struct Settings {
     pub cache_bytes_max: usize,
     /// Requests that may wait.
     pub queue_max: usize,
+    /// Where products with weights are made.
+    pub device: Device,
     /// Needed when a request has stop strings.
     pub detokenise: Option<Detokenise>,
 }
@@ -62,6 +65,7 @@ impl Default for Settings {
             batch: decode::Settings::default(),
             cache_bytes_max: 1 << 30,
             queue_max: 4096,
+            device: Device::CPU,
             detokenise: None,
         }
     }
@@ -85,7 +89,7 @@ struct Waiting {
 
 struct State {
     waiting: VecDeque<Waiting>,
-    weights: Arc<Weights>,
+    prepared: Arc<Prepared>,
     version: PolicyVersion,
     /// Sequences in each thread's batch.
     loads: Vec<usize>,
@@ -128,7 +132,7 @@ impl Embedded {
     /// Starts the threads.
     ///
     /// # Errors
-    /// [`EngineError::Gone`] when the system refuses a thread.
+    /// [`EngineError::Gone`] when the system refuses a thread, or the device the weights.
     pub fn start(
         name: &str,
         weights: Arc<Weights>,
@@ -143,9 +147,10 @@ impl Embedded {
         };
         let count = settings.threads.max(1);
         let cache = Arc::new(PrefixCache::new(config, settings.cache_bytes_max));
+        let prepared = prepare(weights, settings.device)?;
         let state = State {
             waiting: VecDeque::new(),
-            weights,
+            prepared,
             version,
             loads: vec![0; count],
             stopping: false,
@@ -178,19 +183,23 @@ impl Embedded {
     /// New weights of the same shape for all calls that start from now on.
     ///
     /// # Errors
-    /// [`EngineError::Invalid`] when the shape differs.
+    /// [`EngineError::Invalid`] when the shape differs, [`EngineError::Gone`] when the device does
+    /// not take them; the engine goes on with those that it had.
     pub fn set_weights(
         &self,
         weights: Arc<Weights>,
         version: PolicyVersion,
     ) -> Result<(), EngineError> {
-        let mut state = self.shared.lock();
-        if weights.config != state.weights.config {
+        let config = self.shared.lock().prepared.weights().config.clone();
+        if weights.config != config {
             return Err(EngineError::Invalid(
                 "new weights have another shape than the running ones".into(),
             ));
         }
-        state.weights = weights;
+        // Not under the lock: it takes a while.
+        let prepared = prepare(weights, self.shared.settings.device)?;
+        let mut state = self.shared.lock();
+        state.prepared = prepared;
         state.version = version;
         // Under the lock: a thread that sees the new weights also sees the empty cache.
         self.shared.cache.clear();
@@ -390,7 +399,18 @@ fn decode_thread(shared: &Shared, index: usize) {
             batch.retain(|id| !gone.contains(&id));
             in_flight.retain(|call| !gone.contains(&call.id));
         }
-        for finished in batch.step() {
+        let ended = match batch.step() {
+            Ok(ended) => ended,
+            Err(error) => {
+                // The batch has given its sequences up; a later call tries the device again.
+                for call in in_flight.drain(..) {
+                    // The caller may have gone meanwhile.
+                    let _ = call.reply.send(Err(EngineError::Gone(error.to_string())));
+                }
+                continue;
+            }
+        };
+        for finished in ended {
             if let Some(at) = in_flight.iter().position(|call| call.id == finished.id) {
                 let call = in_flight.swap_remove(at);
                 shared
@@ -407,10 +427,17 @@ fn decode_thread(shared: &Shared, index: usize) {
     }
 }
 
+fn prepare(weights: Arc<Weights>, device: Device) -> Result<Arc<Prepared>, EngineError> {
+    let prepared = Prepared::new(weights, device);
+    prepared
+        .map(Arc::new)
+        .map_err(|error| EngineError::Gone(error.to_string()))
+}
+
 fn fresh_batch(shared: &Shared, state: &State) -> Batch {
-    let rope = Batch::rope(&state.weights);
+    let rope = Batch::rope(state.prepared.weights());
     Batch::new(
-        Arc::clone(&state.weights),
+        Arc::clone(&state.prepared),
         rope,
         Arc::clone(&shared.cache),
         shared.settings.batch,

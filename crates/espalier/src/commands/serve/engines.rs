@@ -166,6 +166,7 @@ impl Kind {
                 let source = PolicySource {
                     folder: folder.clone(),
                     threads: arguments.threads.max(1),
+                    device: arguments.device.clone(),
                 };
                 Ok(policy::start_engine(&source, codec, weights, 0)?)
             }

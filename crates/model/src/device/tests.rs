@@ -46,7 +46,7 @@ impl Backend for &'static Loops {
         self.held.fetch_add(1, Relaxed);
         Ok(Arc::new(Kept {
             weights: Mutex::new(weights.to_vec()),
-            of: *self,
+            of: self,
         }))
     }
 }

@@ -50,6 +50,7 @@ test-long: setup-long build ## What takes minutes or hours: repeated kills, 200 
 lint: ## Formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --release --locked -p model --all-targets --features cuda -- -D warnings
 
 docs: ## API documentation, warnings denied, in target/doc
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --workspace --no-deps

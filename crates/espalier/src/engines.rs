@@ -54,6 +54,8 @@ pub(crate) struct Wants<'a> {
     pub(crate) codec: &'a Arc<Codec>,
     /// Threads of the embedded engine.
     pub(crate) threads: usize,
+    /// `cpu` or `cuda`, of the embedded engine.
+    pub(crate) device: &'a str,
     /// Tokens of prompt and reply together, when it is not what the engine says.
     pub(crate) context_tokens: Option<u32>,
     /// The model to ask a server of text for; the only one it has when `None`.
@@ -132,6 +134,7 @@ impl Kind {
                 let source = PolicySource {
                     folder: folder.clone(),
                     threads: wants.threads,
+                    device: wants.device.to_owned(),
                 };
                 Ok(policy::start_engine(&source, wants.codec, weights, 0)?)
             }

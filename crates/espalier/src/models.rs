@@ -92,6 +92,7 @@ impl Model {
             name: &self.source.name,
             codec: &self.codec,
             threads: recipe.policy.threads,
+            device: &recipe.policy.device,
             context_tokens: None,
             model: self.source.model.as_deref(),
             key_variable: self.source.key_variable.as_deref(),

@@ -85,6 +85,9 @@ pub(crate) struct Arguments {
     /// Threads of the embedded engine.
     #[arg(long, default_value_t = 2)]
     threads: usize,
+    /// Where the embedded engine makes its products: cpu or cuda.
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: String,
 }
 
 /// How earlier turns are shown. The comments of [`codec::History`] say more.

@@ -31,6 +31,7 @@ pub(super) async fn start(
             name: text,
             codec: &codec,
             threads: arguments.threads.max(1),
+            device: &arguments.device,
             context_tokens: arguments.context_tokens,
             model: arguments.model.as_deref(),
             key_variable: arguments.engine_key_env.as_deref(),

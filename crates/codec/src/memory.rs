@@ -165,7 +165,7 @@ impl Memory {
         found
             .into_iter()
             .flat_map(|entries| entries.iter().rev())
-            .map(|&index| &self.entries[index])
+            .map(move |&index| &self.entries[index])
     }
 
     /// The distinct raw texts of replies that say the same as one of these forms of an echo, newest

@@ -1,6 +1,6 @@
 //! Whether an assistant turn of a request is one of ours: does it say the same?
 
-use record::Message;
+use record::{Message, ToolSpec};
 use serde_json::Value;
 
 /// What an assistant turn says, without how it is written: equal for a reply and for every echo
@@ -27,6 +27,32 @@ pub fn meaning(message: &Message) -> String {
             other => write(other, &mut out),
         }
     }
+    out
+}
+
+/// The turn without arguments that say what their schemas say when they are absent: some clients
+/// fill such defaults in before they echo a call. `None` when it has no such argument.
+pub(crate) fn without_defaults(message: &Message, tools: &[ToolSpec]) -> Option<Message> {
+    let mut plain = message.clone();
+    let mut fewer = false;
+    for call in &mut plain.tool_calls {
+        let tool = tools.iter().find(|tool| tool.name == call.name);
+        let properties = tool.and_then(|tool| tool.parameters.get("properties"));
+        if let (Some(properties), Value::Object(arguments)) = (properties, &mut call.arguments) {
+            let before = arguments.len();
+            arguments.retain(|key, value| {
+                let default = properties.get(key).and_then(|schema| schema.get("default"));
+                default.is_none_or(|default| canonical(default) != canonical(value))
+            });
+            fewer |= arguments.len() < before;
+        }
+    }
+    fewer.then_some(plain)
+}
+
+fn canonical(value: &Value) -> String {
+    let mut out = String::new();
+    write(value, &mut out);
     out
 }
 
@@ -121,6 +147,30 @@ mod tests {
             meaning(&turn("", &[("f", json!("{\"b\": 1, \"a\": 2}"))])),
             meaning(&turn("", &[("f", json!({"a": 2, "b": 1}))]))
         );
+    }
+
+    #[test]
+    fn defaults_that_a_client_filled_in_can_be_taken_out() {
+        let tools = [ToolSpec {
+            name: "f".into(),
+            description: String::new(),
+            parameters: json!({"type": "object", "properties": {
+                "all": {"type": "boolean", "default": false},
+                "n": {"type": "number", "default": 1},
+                "path": {"type": "string"},
+            }}),
+        }];
+        let call = |arguments| turn("Hi.", &[("f", arguments)]);
+        let plain = |arguments| without_defaults(&call(arguments), &tools);
+        assert_eq!(
+            plain(json!({"all": false, "n": 1.0, "path": "a"})),
+            Some(call(json!({"path": "a"})))
+        );
+        assert_eq!(plain(json!({"all": true, "n": 2, "path": "a"})), None);
+        assert_eq!(plain(json!({"path": false})), None);
+        assert_eq!(plain(json!("no object")), None);
+        let foreign = turn("", &[("g", json!({"all": false}))]);
+        assert_eq!(without_defaults(&foreign, &tools), None);
     }
 
     #[test]

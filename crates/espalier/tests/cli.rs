@@ -237,7 +237,7 @@ fn a_harness_that_nobody_knows() {
     insta::assert_snapshot!(world.refusal(&arguments), @"
     exit 1
     error: harness nosuch
-      cause: no harness profile `nosuch`: looked into the built-in profiles; known: claude-code, codex, gemini-cli, kimi-code, mini-swe-agent, openclaw, opencode, pi, qwen-code, react; add a file nosuch.toml (docs/harnesses.md shows one)
+      cause: no harness profile `nosuch`: looked into the built-in profiles; known: claude-code, claude-code-bare, codex, gemini-cli, kimi-code, mini-swe-agent, openclaw, opencode, pi, qwen-code, react; add a file nosuch.toml (docs/harnesses.md shows one)
     ");
     assert!(
         !world.path("new").exists(),

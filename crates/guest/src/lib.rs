@@ -3,13 +3,14 @@
 //! * [`warden`]: one process per provider that makes sandboxes and cleans up after everybody.
 //! * `init`: PID 1 of each sandbox: processes, files, port forwarder. A fork of the warden, or,
 //!   through [`container`], the first process of a container that an engine made.
+//! * [`install`]: prepares a sandbox from an init container of a cluster.
 //! * [`archive`]: folders as tar streams.
 //! * [`react`]: our own small harness: Chat Completions and four tools.
 //! * [`probe`]: tries what this machine allows, for `doctor`.
 //! * [`reach`]: tries to get out, for probes of a network policy.
 //! * [`protocol`]: what they say to the host; the only part that the host links.
 //!
-//! Invariants: no threads but in [`reach`] (forks and namespaces need that), no async runtime, no
+//! Invariants: no threads but in [`reach`] and [`container::relay`] (forks and namespaces need that), no async runtime, no
 //! TLS, no name resolution (a static glibc cannot), no unsafe code but in `sys`. Nothing here writes to a
 //! folder of the host: all files live in tmpfs mounts that die with their namespaces.
 
@@ -18,6 +19,7 @@ mod cgroup;
 pub mod checks;
 pub mod container;
 mod init;
+pub mod install;
 pub mod probe;
 pub mod protocol;
 pub mod reach;

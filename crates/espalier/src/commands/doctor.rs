@@ -458,6 +458,20 @@ mod tests {
     }
 
     #[test]
+    fn the_recipe_of_the_guide_to_clusters_is_one() {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/kubernetes/react.toml");
+        let recipe = Recipe::load(&path).unwrap();
+        assert!(matches!(
+            recipe.sandbox,
+            sandbox::SandboxConfig::Kubernetes(_)
+        ));
+        // As the run directory keeps it.
+        let again = Recipe::parse(&recipe.to_toml().unwrap(), "run.toml").unwrap();
+        assert_eq!(again.sandbox, recipe.sandbox);
+    }
+
+    #[test]
     fn only_harnesses_that_a_recipe_names_are_needed() {
         assert_eq!(bundle("nosuch", true).state, State::Missing);
         assert_eq!(bundle("nosuch", false).state, State::Limited);

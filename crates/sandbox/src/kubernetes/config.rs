@@ -76,7 +76,7 @@ pub struct KubernetesConfig {
     /// How long a pull that may still succeed is waited for.
     pub pull_retry_s: u64,
     /// Have the controller of kubernetes-sigs/agent-sandbox make the pods: the version of its
-    /// API `agents.x-k8s.io`, for example `v1alpha1`.
+    /// API `agents.x-k8s.io`, for example `v1beta1`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_sandbox: Option<String>,
     /// Living sandboxes at a time; one more is refused with [`crate::SandboxError::Create`].

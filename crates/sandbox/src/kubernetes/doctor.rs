@@ -158,3 +158,89 @@ async fn dry_run(client: &Client, namespace: &str, config: &KubernetesConfig) ->
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use k8s_openapi::api::{
+        core::v1::{Namespace, ResourceQuota},
+        networking::v1::NetworkPolicy,
+        rbac::v1::Role,
+    };
+    use serde::{Deserialize, de::DeserializeOwned};
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The documents of a file in recipes/kubernetes, by kind.
+    fn documents(name: &str) -> Vec<(String, Value)> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/kubernetes");
+        let text = fs::read_to_string(folder.join(name)).unwrap();
+        serde_yaml_ng::Deserializer::from_str(&text)
+            .map(|document| Value::deserialize(document).unwrap())
+            .map(|value| (value["kind"].as_str().unwrap().to_owned(), value))
+            .collect()
+    }
+
+    fn one<T: DeserializeOwned>(name: &str, kind: &str) -> T {
+        let found = documents(name).into_iter().find(|(k, _)| k == kind);
+        serde_json::from_value(found.unwrap().1).unwrap()
+    }
+
+    #[test]
+    fn the_role_of_the_guide_allows_what_we_do_and_nothing_dangerous() {
+        let role: Role = one("rbac.yaml", "Role");
+        let rules = role.rules.unwrap();
+        let allowed = |group: &str, resource: &str, verb: &str| {
+            rules.iter().any(|rule| {
+                let has = |list: &Option<Vec<String>>, what: &str| {
+                    list.iter().flatten().any(|item| item == what)
+                };
+                has(&rule.api_groups, group)
+                    && has(&rule.resources, resource)
+                    && rule.verbs.iter().any(|v| v == verb)
+            })
+        };
+        for (group, resource, subresource, verbs) in NEEDED {
+            let resource = match subresource {
+                "" => resource.to_owned(),
+                sub => format!("{resource}/{sub}"),
+            };
+            for verb in verbs {
+                assert!(allowed(group, &resource, verb), "{verb} {resource}");
+            }
+        }
+        for rule in &rules {
+            let resources = rule.resources.iter().flatten();
+            let verbs = rule.verbs.iter();
+            assert!(
+                resources.clone().all(|r| r != "*" && r != "secrets"),
+                "{rule:?}"
+            );
+            assert!(verbs.clone().all(|v| v != "*"), "{rule:?}");
+        }
+    }
+
+    #[test]
+    fn the_manifests_of_the_guide_are_what_they_say() {
+        let policy: NetworkPolicy = one("network-policy.yaml", "NetworkPolicy");
+        let spec = policy.spec.unwrap();
+        assert_eq!(spec.policy_types.unwrap(), ["Ingress", "Egress"]);
+        assert!(spec.egress.is_none() && spec.ingress.is_none());
+        let labels = spec.pod_selector.unwrap().match_labels.unwrap();
+        assert_eq!(
+            labels[manifest::ROLE],
+            "sandbox",
+            "the probe's counterpart is left out"
+        );
+        let quota: ResourceQuota = one("quota.yaml", "ResourceQuota");
+        assert!(quota.spec.unwrap().hard.unwrap().contains_key("pods"));
+        let namespace: Namespace = one("namespace.yaml", "Namespace");
+        assert_eq!(namespace.metadata.name.as_deref(), Some("espalier"));
+        let (_, kustomization) = documents("kustomization.yaml").remove(0);
+        for file in kustomization["resources"].as_array().unwrap() {
+            assert!(!documents(file.as_str().unwrap()).is_empty(), "{file}");
+        }
+    }
+}

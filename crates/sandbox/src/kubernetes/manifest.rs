@@ -168,7 +168,11 @@ pub(super) fn object(plan: &PodPlan<'_>, shutdown: &str) -> Result<Value, Sandbo
         "apiVersion": format!("agents.x-k8s.io/{version}"),
         "kind": "Sandbox",
         "metadata": plan.run.metadata(plan.name),
-        "spec": {"podTemplate": template, "shutdownTime": shutdown},
+        "spec": {
+            "podTemplate": template,
+            "shutdownTime": shutdown,
+            "shutdownPolicy": "Delete",
+        },
     }))
 }
 

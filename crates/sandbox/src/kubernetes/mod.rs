@@ -452,7 +452,7 @@ impl Maker {
         loop {
             let now = state.borrow_and_update().clone();
             let mut limit = until;
-            let mut why = String::new();
+            let mut why = "a first sign of it".to_owned();
             match now.seen {
                 Seen::Running { image } if !to_its_end => {
                     let (own_name, _) = now.pod.unwrap_or_default();

@@ -5,7 +5,7 @@
 //! all the same. So two pods try to reach the same address, one under the policy and one not.
 //! Only when the second succeeds does the failure of the first mean anything.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use super::{
     Maker,
@@ -145,7 +145,7 @@ impl Maker {
     }
 
     /// Has nodes pull an image, and tries the guest in it.
-    pub(super) async fn prepull(self: &Arc<Self>, image: &str) -> Result<(), SandboxError> {
+    pub(super) async fn prepull(&self, image: &str) -> Result<(), SandboxError> {
         let pods = (0..self.cluster.config.prepull_nodes.max(1))
             .map(|_| self.run_once(image, Role::Prepull));
         for ended in futures::future::try_join_all(pods).await? {

@@ -61,7 +61,7 @@ async fn pods(pods: &Api<Pod>, run: &str) -> Vec<(String, bool)> {
 }
 
 /// Asks the cluster until it is so.
-async fn until<F: Future<Output = bool>>(what: &str, limit: Duration, is: impl Fn() -> F) {
+async fn until(what: &str, limit: Duration, is: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !is().await {
         assert!(begun.elapsed() < limit, "not within {limit:?}: {what}");

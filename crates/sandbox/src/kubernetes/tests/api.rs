@@ -69,11 +69,9 @@ impl State {
         object["metadata"]["resourceVersion"] = json!(version.to_string());
         let line = format!("{}\n", json!({"type": kind, "object": object}));
         self.events.push(line.clone());
-        let frame = Frame::data(Bytes::from(line));
-        self.watchers.retain(|w| {
-            w.unbounded_send(Ok(Frame::data(frame.data_ref().unwrap().clone())))
-                .is_ok()
-        });
+        let data = Bytes::from(line);
+        self.watchers
+            .retain(|w| w.unbounded_send(Ok(Frame::data(data.clone()))).is_ok());
     }
 
     fn set(&mut self, kind: &str, object: Value) {

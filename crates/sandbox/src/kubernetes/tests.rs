@@ -3,6 +3,7 @@
 
 mod api;
 mod manifests;
+mod relay;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde_json::{Value, json};

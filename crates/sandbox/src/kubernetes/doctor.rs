@@ -5,8 +5,8 @@ use kube::{Api, Client, api::PostParams};
 use serde_json::json;
 
 use super::{
-    client,
     config::KubernetesConfig,
+    connect::connect,
     error::once,
     manifest::{self, PodPlan, Role, Run},
     run::parse,
@@ -35,7 +35,7 @@ const NEEDED: [(&str, &str, &str, &[&str]); 5] = [
 
 /// Looks at the cluster of a recipe. Changes nothing there.
 pub(crate) async fn doctor(config: &KubernetesConfig) -> Vec<Check> {
-    let (client, namespace) = match client(config).await {
+    let (client, namespace) = match connect(config).await {
         Ok(found) => found,
         Err(error) => {
             let advice = "name a kubeconfig and a context that work";

@@ -20,6 +20,7 @@
 //! by a cluster, and named so in [`KubernetesProvider::degraded`]: `limits.pids`.
 
 mod config;
+mod connect;
 mod doctor;
 mod error;
 mod manifest;
@@ -50,9 +51,8 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 use kube::{
-    Api, Client, Config,
+    Api, Client,
     api::{ListParams, PostParams},
-    config::{KubeConfigOptions, Kubeconfig},
 };
 use tokio::{
     sync::{OnceCell, Semaphore, oneshot},
@@ -63,7 +63,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use self::config::{KubernetesConfig, PullPolicy, SharedFolder, Toleration};
 pub(crate) use self::doctor::doctor;
 use self::{
-    error::{CallError, chain, once, patiently},
+    connect::connect,
+    error::{CallError, once, patiently},
     manifest::{PodPlan, Role, Run},
     pod::{Cluster, Guarded, Place, Reaper, sandboxes},
     probe::Egress,
@@ -111,42 +112,6 @@ struct Maker {
     degraded: Mutex<Vec<Degraded>>,
 }
 
-fn unsupported(what: String) -> SandboxError {
-    SandboxError::Unsupported {
-        what,
-        hint: "name a kubeconfig and a context that work (`kubectl auth can-i create pods`), or \
-               run in a pod with a service account; docs/kubernetes.md"
-            .to_owned(),
-    }
-}
-
-/// Finds the cluster.
-async fn client(config: &KubernetesConfig) -> Result<(Client, String), SandboxError> {
-    let options = KubeConfigOptions {
-        context: config.context.clone(),
-        ..KubeConfigOptions::default()
-    };
-    let found = match (&config.kubeconfig, &config.context) {
-        (Some(path), _) => {
-            let file = Kubeconfig::read_from(path)
-                .map_err(|e| unsupported(format!("{}: {}", path.display(), chain(&e))))?;
-            Config::from_custom_kubeconfig(file, &options)
-                .await
-                .map_err(|e| unsupported(format!("{}: {}", path.display(), chain(&e))))?
-        }
-        (None, Some(context)) => Config::from_kubeconfig(&options)
-            .await
-            .map_err(|e| unsupported(format!("context {context}: {}", chain(&e))))?,
-        (None, None) => Config::infer()
-            .await
-            .map_err(|e| unsupported(format!("no cluster is named: {}", chain(&e))))?,
-    };
-    let namespace = config.namespace.clone();
-    let namespace = namespace.unwrap_or_else(|| found.default_namespace.clone());
-    let client = Client::try_from(found).map_err(|e| unsupported(chain(&e)))?;
-    Ok((client, namespace))
-}
-
 impl KubernetesProvider {
     /// Finds the cluster, removes what dead orchestrators left in the namespace, and puts there
     /// what a run needs; then has `prepull` images pulled. Needs a Tokio runtime.
@@ -154,7 +119,7 @@ impl KubernetesProvider {
     /// # Errors
     /// [`SandboxError::Unsupported`], [`SandboxError::Refused`], [`SandboxError::Create`].
     pub async fn start(config: KubernetesConfig) -> Result<Self, SandboxError> {
-        let (client, namespace) = client(&config).await?;
+        let (client, namespace) = connect(&config).await?;
         Self::with_client(client, &namespace, config).await
     }
 

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use self::api::Cluster;
 use super::*;
+use crate::RefusalCause;
 
 fn config() -> KubernetesConfig {
     KubernetesConfig {

@@ -10,7 +10,7 @@ use k8s_openapi::api::{
 use serde_json::Value;
 
 use super::super::{manifest, *};
-use crate::{Limits, Mount};
+use crate::{Limits, Mount, RefusalCause};
 
 fn run() -> Run {
     Run {

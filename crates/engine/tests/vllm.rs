@@ -29,7 +29,7 @@ use record::{FinishReason, Sampling};
 /// It imports for minutes on a busy machine.
 const START: Duration = Duration::from_secs(900);
 const PATIENCE: Duration = Duration::from_secs(120);
-/// "What is the capital of France?" in the model's chat template.
+/// "What is the capital of France?" in the model's chat template, and half of the answer's header.
 const PROMPT: [u32; 14] = [
     1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520,
 ];

@@ -18,7 +18,7 @@ CARGO_HOME ?= $(HOME)/.cargo
 export PATH := $(CARGO_HOME)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test setup-long build quickstart test test-long lint docs bench clean
+.PHONY: help setup setup-test setup-long build quickstart test test-long lint docs bench bench-gateway clean
 
 help: ## Say what the targets do
 	@echo "usage: make TARGET [SEED=0] [OUT=runs/quickstart] [RECIPE=recipes/quickstart.toml] [HARNESS=pi]"
@@ -50,12 +50,20 @@ test-long: setup-long build ## What takes minutes or hours: repeated kills, 200 
 lint: ## Formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --release --locked -p model --all-targets --features cuda -- -D warnings
 
 docs: ## API documentation, warnings denied, in target/doc
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --workspace --no-deps
 
 bench: setup ## Measure speed; results in target/criterion
 	$(CARGO) bench --locked --workspace
+
+bench-gateway: build ## Measure the gateway beside those of others, which are installed; results in runs/gateway-bench.jsonl
+	$(CARGO) build --release --locked -p gateway --examples
+	python3 scripts/bench/gateway.py install
+	mkdir -p runs
+	python3 scripts/bench/gateway.py run runs/gateway-bench.jsonl --repetitions 3
+	python3 scripts/bench/gateway.py table runs/gateway-bench.jsonl
 
 clean: ## Remove what was built; runs/ stays
 	$(CARGO) clean

@@ -5,7 +5,7 @@
 #
 #   sh scripts/setup.sh run     what building and running need
 #   sh scripts/setup.sh test    also what the tests need
-#   sh scripts/setup.sh long    also what the long tests need: a small pre-trained model
+#   sh scripts/setup.sh long    also what the long tests need: a small pre-trained model, vLLM
 #
 # Harnesses (pi and others) are installed by espalier itself when they are first used.
 set -eu
@@ -99,6 +99,7 @@ if [ "$tests" = yes ]; then
     fi
     sh "$(dirname "$0")/sdks.sh" install
     sh "$(dirname "$0")/python-packages.sh" formats >/dev/null
+    sh "$(dirname "$0")/python-packages.sh" mcp >/dev/null
     sh "$(dirname "$0")/python-packages.sh" kubernetes >/dev/null
 fi
 
@@ -119,6 +120,17 @@ if [ "$need" = long ]; then
     fi
     found=$(sha256sum "$model" | cut -d ' ' -f 1)
     [ "$found" = "$sum" ] || die "$model: expected SHA-256 $sum, found $found; remove it and run this again"
+    # vLLM, which serves it, and the folders that it serves it from: as it is, and with other weights.
+    site=$(sh "$(dirname "$0")/python-packages.sh" vllm)
+    folder() { # folder NAME [SCALE]
+        name=$1
+        shift
+        [ -d "$models/$name" ] && return
+        say "making $models/$name"
+        PYTHONPATH=$site python3 "$(dirname "$0")/model-folder.py" "$model" "$models/$name" "$@" >/dev/null
+    }
+    folder SmolLM2-135M-Instruct
+    folder SmolLM2-135M-Instruct-halved 0.5
 fi
 
 say "everything that '$need' needs is here (Rust $rust)"

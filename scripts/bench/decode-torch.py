@@ -8,7 +8,6 @@ once, scaled-dot-product attention, logits of the last position only, tokens dra
 No Python object per token but the step itself. Needs `torch` only. Prints the rates of reading the
 prompts and of drawing, best of three, by the wall clock and per processor second.
 """
-import resource
 import sys
 import time
 

@@ -7,6 +7,7 @@ The plain Llama of the shared training probe with the shape of CONFIG.json, one 
 padding is computed), the loss over all its tokens, best of three. Needs `torch` only.
 """
 import json
+import resource
 import sys
 import time
 
@@ -78,7 +79,10 @@ def main():
         found = time.perf_counter() - wall, time.process_time() - processor
         best = tuple(min(a, b) for a, b in zip(best, found))
     tokens = sum(map(len, rows))
-    print(f"PyTorch rows: {tokens} tokens, {best[0]:.2f} s wall, {best[1]:.2f} s of processor")
+    print(
+        f"PyTorch rows: {tokens} tokens, {best[0]:.2f} s wall, {best[1]:.2f} s of processor, "
+        f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB"
+    )
 
 
 main()

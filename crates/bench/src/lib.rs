@@ -14,6 +14,8 @@
 //! | how does it work? | [`Behaviour`], from captured calls; [`before_after`] of two checkpoints |
 //! | what does it use and cost? | [`Usage`], [`Price`], [`Service`]; wall-clock apart, in [`Times`] |
 //! | all of it at once | [`Report::of`] the [`Trial`]s, for people as a [`Document`] |
+//! | is what is measured among what was trained on? | [`Contamination`] |
+//! | what did it try to reach? | [`Network`], from the log of the way out |
 //! | do two verifiers agree? | [`Rescored`] |
 //!
 //! Which interval, and why:
@@ -41,9 +43,11 @@ mod agreement;
 mod behaviour;
 mod bootstrap;
 mod compare;
+mod contamination;
 mod document;
 mod interval;
 mod matrix;
+mod network;
 mod page;
 mod pass;
 mod plot;
@@ -58,9 +62,11 @@ pub use agreement::{kappa, kappa_quadratic};
 pub use behaviour::{Behaviour, SHELLS, before_after, is_error};
 pub use bootstrap::bootstrap;
 pub use compare::{Difference, holm, mcnemar, paired_difference, sign_flip};
+pub use contamination::{Compared, Contamination, FILE_BYTES_MIN, NEAR, Overlap, WORDS};
 pub use document::{Block, Document, csv};
 pub use interval::{Interval, wilson};
 pub use matrix::{Cell, Decomposition, Matrix, Score, matrix};
+pub use network::{Attempts, Network};
 pub use page::trials_csv;
 pub use pass::{
     PassRate, TaskResult, pass_at_1, pass_at_k, pass_pow_k, pass_pow_k_plug_in, threshold_curve,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    Comparison, Document, Interval, Mean, Outcome, Part, Report, Times, Trial, csv,
+    Comparison, Document, Interval, Mean, Outcome, Part, Report, Times, Trial, contamination, csv,
     plot::{Line, Whisker, lines, whiskers},
 };
 
@@ -60,6 +60,7 @@ impl Report {
         self.service(&mut page);
         self.behaviour(&mut page);
         self.judges(&mut page);
+        contamination::show(&self.setup.contamination, &mut page);
         page
     }
 
@@ -395,6 +396,9 @@ impl Report {
             .map(|part| {
                 let mut shares = part.behaviour.shares();
                 shares.push(("step_efficiency", part.step_efficiency));
+                if parts.iter().any(|part| part.services_coverage.is_some()) {
+                    shares.push(("services_coverage", part.services_coverage));
+                }
                 shares
             })
             .collect();

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Behaviour, Interval, Matrix, Outcome, PassRate, Price, Score, Service, TaskResult, Trial,
-    bootstrap, holm,
+    Behaviour, Contamination, Interval, Matrix, Outcome, PassRate, Price, Score, Service,
+    TaskResult, Trial, bootstrap, holm,
     interval::{mean_deviation, student},
     kappa, kappa_quadratic, matrix, pass_at_1, pass_at_k, pass_pow_k, pass_pow_k_plug_in,
     sign_flip, threshold_curve,
@@ -67,6 +67,9 @@ pub struct Setup {
     pub rounds: usize,
     /// Costs of training.
     pub training: Vec<Training>,
+    /// How much of the tasks is in what models were trained on, by model.
+    #[serde(default)]
+    pub contamination: BTreeMap<String, Contamination>,
 }
 
 /// A mean with two intervals.
@@ -130,6 +133,9 @@ pub struct Part {
     /// Reference steps over tool calls, at most 1, mean over passed attempts whose task has a
     /// reference solution.
     pub step_efficiency: Option<f64>,
+    /// Share of the services of its task that an attempt asked anything, mean over attempts at
+    /// tasks with services.
+    pub services_coverage: Option<f64>,
 }
 
 /// One model against another on the tasks that both have attempts at.
@@ -386,6 +392,10 @@ fn part(setup: &Setup, model: &str, harness: &str, trials: &[&Trial]) -> Part {
             Some((steps / trial.usage.tool_calls as f64).min(1.0))
         })
         .collect();
+    let coverage: Vec<f64> = trials
+        .iter()
+        .filter_map(|trial| trial.services_coverage)
+        .collect();
     Part {
         model: model.to_owned(),
         harness: harness.to_owned(),
@@ -410,6 +420,7 @@ fn part(setup: &Setup, model: &str, harness: &str, trials: &[&Trial]) -> Part {
         service: Service::of(trials, setup.price(model)),
         behaviour,
         step_efficiency: (!efficiency.is_empty()).then(|| mean_deviation(&efficiency).0),
+        services_coverage: (!coverage.is_empty()).then(|| mean_deviation(&coverage).0),
     }
 }
 

@@ -88,6 +88,9 @@ pub struct Trial {
     pub steps_reference: Option<u32>,
     /// How it worked.
     pub behaviour: Behaviour,
+    /// Share of the task's services that were asked anything; `None` for a task without services,
+    /// and without a verdict.
+    pub services_coverage: Option<f64>,
     /// Levels by criterion, one per judge in the panel's order. Empty without judges.
     pub marks: BTreeMap<String, Vec<f64>>,
     /// Wall-clock seconds from the making of the sandbox to its end. Never the same twice, so no

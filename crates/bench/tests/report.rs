@@ -41,6 +41,7 @@ fn setup() -> Setup {
             cost: 10.0,
             basis: "2 h of a machine".into(),
         }],
+        contamination: BTreeMap::new(),
     }
 }
 
@@ -80,6 +81,7 @@ fn trials() -> Vec<Trial> {
                             generated: 40,
                         },
                         steps_reference: Some(1),
+                        services_coverage: None,
                         behaviour: Behaviour {
                             rollouts: 1,
                             calls: 3,

@@ -1,11 +1,14 @@
 //! The prompt of the next call, in the ids of the earlier ones. The method is in the header of
 //! the crate.
 
+use std::iter;
+
 use record::{Continuation, Conversation, Message, Part, Role, ToolSpec};
 use serde_json::Value;
 
 use crate::{
     CodecError, History, Inner, Memory, Mode,
+    echo::without_defaults,
     memory::CANDIDATES_MAX,
     template::{Frame, calling, saying},
 };
@@ -310,12 +313,14 @@ fn exact(
         if message.role != Role::Assistant {
             continue;
         }
-        let raw_texts = memory.raw_texts(message);
+        let plain = without_defaults(message, &conversation.tools);
+        let forms: Vec<&Message> = iter::once(&*message).chain(&plain).collect();
+        let raw_texts = memory.raw_texts(&forms);
         let Some(newest) = raw_texts.first() else {
             continue;
         };
         matched += 1;
-        repaired += memory.reworded_tokens(message);
+        repaired += memory.reworded_tokens(&forms);
         if inner.settings.history == History::AsTemplate {
             let reasoning = crate::grammar::parse(inner, newest, &[]).message.reasoning;
             if reasoning.is_some() {

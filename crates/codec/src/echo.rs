@@ -1,6 +1,6 @@
 //! Whether an assistant turn of a request is one of ours: does it say the same?
 
-use record::Message;
+use record::{Message, ToolSpec};
 use serde_json::Value;
 
 /// What an assistant turn says, without how it is written: equal for a reply and for every echo
@@ -8,7 +8,7 @@ use serde_json::Value;
 ///
 /// Counts: the text, trimmed, whatever blocks it came in; the calls in order, each with its name
 /// and its arguments as unordered JSON. Does not count: ids, reasoning, images, key order, `1.0`
-/// against `1`, `""` or `null` arguments against `{}`.
+/// against `1`, `""` or `null` arguments against `{}`, blanks at the ends of lines of arguments.
 #[must_use]
 pub fn meaning(message: &Message) -> String {
     let text = message.text_content();
@@ -27,6 +27,32 @@ pub fn meaning(message: &Message) -> String {
             other => write(other, &mut out),
         }
     }
+    out
+}
+
+/// The turn without arguments that say what their schemas say when they are absent: some clients
+/// fill such defaults in before they echo a call. `None` when it has no such argument.
+pub(crate) fn without_defaults(message: &Message, tools: &[ToolSpec]) -> Option<Message> {
+    let mut plain = message.clone();
+    let mut fewer = false;
+    for call in &mut plain.tool_calls {
+        let tool = tools.iter().find(|tool| tool.name == call.name);
+        let properties = tool.and_then(|tool| tool.parameters.get("properties"));
+        if let (Some(properties), Value::Object(arguments)) = (properties, &mut call.arguments) {
+            let before = arguments.len();
+            arguments.retain(|key, value| {
+                let default = properties.get(key).and_then(|schema| schema.get("default"));
+                default.is_none_or(|default| canonical(default) != canonical(value))
+            });
+            fewer |= arguments.len() < before;
+        }
+    }
+    fewer.then_some(plain)
+}
+
+fn canonical(value: &Value) -> String {
+    let mut out = String::new();
+    write(value, &mut out);
     out
 }
 
@@ -62,6 +88,14 @@ fn write(value: &Value, out: &mut String) {
             Some(float) => out.push_str(&format!("{float}")),
             None => out.push_str(&number.to_string()),
         },
+        // Claude Code takes blanks off the ends of lines that are written to a file.
+        Value::String(text) => {
+            let lines: Vec<&str> = text
+                .split('\n')
+                .map(|line| line.trim_end_matches([' ', '\t']))
+                .collect();
+            out.push_str(&Value::from(lines.join("\n")).to_string());
+        }
         other => out.push_str(&other.to_string()),
     }
 }
@@ -116,6 +150,30 @@ mod tests {
     }
 
     #[test]
+    fn defaults_that_a_client_filled_in_can_be_taken_out() {
+        let tools = [ToolSpec {
+            name: "f".into(),
+            description: String::new(),
+            parameters: json!({"type": "object", "properties": {
+                "all": {"type": "boolean", "default": false},
+                "n": {"type": "number", "default": 1},
+                "path": {"type": "string"},
+            }}),
+        }];
+        let call = |arguments| turn("Hi.", &[("f", arguments)]);
+        let plain = |arguments| without_defaults(&call(arguments), &tools);
+        assert_eq!(
+            plain(json!({"all": false, "n": 1.0, "path": "a"})),
+            Some(call(json!({"path": "a"})))
+        );
+        assert_eq!(plain(json!({"all": true, "n": 2, "path": "a"})), None);
+        assert_eq!(plain(json!({"path": false})), None);
+        assert_eq!(plain(json!("no object")), None);
+        let foreign = turn("", &[("g", json!({"all": false}))]);
+        assert_eq!(without_defaults(&foreign, &tools), None);
+    }
+
+    #[test]
     fn everything_that_is_said_counts() {
         let call = |name, arguments| turn("", &[(name, arguments)]);
         let different = [
@@ -136,6 +194,20 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for message in &different {
             assert!(seen.insert(meaning(message)), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn blanks_at_the_ends_of_lines_of_arguments_do_not_count() {
+        let call = |text| meaning(&turn("", &[("write", json!({"text": text}))]));
+        assert_eq!(call("  two  \n\tq \t\n"), call("  two\n\tq\n"));
+        for other in [
+            " two\n\tq\n",
+            "  two\n\tq",
+            "  two\n\n\tq\n",
+            "  t wo\n\tq\n",
+        ] {
+            assert_ne!(call(other), call("  two\n\tq\n"), "{other:?}");
         }
     }
 }

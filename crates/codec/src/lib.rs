@@ -21,7 +21,8 @@
 //!
 //! 1. An assistant turn of the request is **ours** when it says the same as a recorded reply:
 //!    the text (trimmed) and the calls in order (name, and arguments as unordered JSON with
-//!    `1.0 = 1`). Ids, reasoning, `null`/`""`/absent content and string/blocks do not count.
+//!    `1.0 = 1`; an argument that says what the tool's schema gives as default may be absent).
+//!    Ids, reasoning, `null`/`""`/absent content and string/blocks do not count.
 //! 2. Each turn of ours is rendered with a **placeholder**: a word of letters and digits that
 //!    occurs nowhere in the conversation, as content, without calls and reasoning. The template
 //!    puts the turn's header before it and the end of turn after it. Then the placeholder is

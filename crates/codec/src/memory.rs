@@ -155,15 +155,24 @@ impl Memory {
         self.bytes
     }
 
-    /// The distinct raw texts of replies that say the same as `message`, newest first; empty
-    /// when it is not ours.
-    pub(crate) fn raw_texts(&self, message: &Message) -> Vec<&str> {
+    /// Replies that say the same as one of these, those of the first before those of the second,
+    /// newest first.
+    fn saying(&self, turns: &[&Message]) -> impl Iterator<Item = &Entry> {
+        let found = turns
+            .iter()
+            .filter_map(|turn| self.by_meaning.get(&meaning(turn)));
+        let found: Vec<&Vec<usize>> = found.collect();
+        found
+            .into_iter()
+            .flat_map(|entries| entries.iter().rev())
+            .map(move |&index| &self.entries[index])
+    }
+
+    /// The distinct raw texts of replies that say the same as one of these forms of an echo, newest
+    /// first; empty when it is not ours.
+    pub(crate) fn raw_texts(&self, forms: &[&Message]) -> Vec<&str> {
         let mut texts: Vec<&str> = Vec::new();
-        let Some(entries) = self.by_meaning.get(&meaning(message)) else {
-            return texts;
-        };
-        for &index in entries.iter().rev() {
-            let entry = &self.entries[index];
+        for entry in self.saying(forms) {
             let raw = &entry.text[entry.reply_start..];
             if !texts.contains(&raw) {
                 texts.push(raw);
@@ -175,18 +184,15 @@ impl Memory {
         texts
     }
 
-    /// Generated tokens of the turn that `message` echoes in other words; 0 when it is word for
-    /// word what one of ours said, or not ours.
-    pub(crate) fn reworded_tokens(&self, message: &Message) -> u32 {
-        let Some(entries) = self.by_meaning.get(&meaning(message)) else {
+    /// Generated tokens of the turn that an echo repeats in other words; 0 when it is word for
+    /// word what one of ours said, or not ours. The first of its forms is the echo as it came.
+    pub(crate) fn reworded_tokens(&self, forms: &[&Message]) -> u32 {
+        let wording = forms.first().map(|echo| wording(echo));
+        if self.saying(forms).any(|ours| Some(ours.wording) == wording) {
             return 0;
-        };
-        let wording = wording(message);
-        let mut ours = entries.iter().rev().map(|&index| &self.entries[index]);
-        match ours.clone().any(|entry| entry.wording == wording) {
-            true => 0,
-            false => ours.next().map_or(0, |entry| entry.generated),
         }
+        let newest = self.saying(forms).next();
+        newest.map_or(0, |ours| ours.generated)
     }
 
     /// The recorded call with the longest text that is a prefix of the pattern; of equal ones

@@ -305,6 +305,48 @@ proptest! {
     }
 }
 
+/// Claude Code's Edit comes back with `replace_all: false`, said or not.
+#[test]
+fn defaults_that_a_harness_fills_in_are_no_edit() {
+    let mut conversation = start();
+    conversation.tools[0].parameters = json!({"type": "object", "properties": {
+        "all": {"type": "boolean", "default": false}, "path": {"type": "string"},
+    }});
+    let mut memory = Memory::default();
+    let mut had = Vec::new();
+    let written = [
+        "{\"path\":\"a\"}",
+        "{\"path\":\"a\",\"all\":false}",
+        "{\"path\":\"a\"}",
+        "{\"path\":\"a\",\"all\":true}",
+    ];
+    for (call, arguments) in (0..).zip(written) {
+        let prompt = codec().prompt(&conversation, &memory).unwrap();
+        assert_eq!(prompt.continuation.exact as usize, had.len(), "call {call}");
+        assert!(prompt.ids.starts_with(&had), "call {call}");
+        let raw = format!(
+            "<tool_call>{{\"name\":\"bash\",\"arguments\":{arguments}}}</tool_call><|im_end|>"
+        );
+        let ids = codec().encode(&raw).unwrap();
+        let reply = codec().parse(&raw).with_ids(call).message;
+        let stored = memory.remember(call, &prompt, &ids, &raw, &reply);
+        assert_eq!(stored, Remembered::Stored);
+        let mut echo = reply;
+        let all = arguments.contains("true");
+        echo.tool_calls[0].arguments = json!({"all": all, "path": "a"});
+        let mut result = Message::text(Role::Tool, "done");
+        result.tool_call_id = Some(echo.tool_calls[0].id.clone());
+        conversation.messages.extend([echo, result]);
+        had = [prompt.ids.as_slice(), ids.as_slice()].concat();
+    }
+    let last = conversation.messages.len() - 2;
+    for (all, exact) in [(true, true), (false, false)] {
+        conversation.messages[last].tool_calls[0].arguments = json!({"all": all, "path": "a"});
+        let prompt = codec().prompt(&conversation, &memory).unwrap();
+        assert_eq!(prompt.ids.starts_with(&had), exact, "all = {all}");
+    }
+}
+
 #[test]
 fn equal_replies_with_other_raw_texts_are_told_apart_by_their_history() {
     let mut memory = Memory::default();

@@ -21,7 +21,8 @@ use std::{
 use async_trait::async_trait;
 use model::{
     Weights,
-    decode::{self, Batch, Finished, PrefixCache, Sequence},
+    decode::{self, Batch, Finished, PrefixCache, Prepared, Sequence},
+    device::Device,
 };
 use record::{Generation, PolicySpan, PolicyVersion};
 use tokio::sync::oneshot;
@@ -42,6 +43,8 @@ pub struct Settings {
     pub cache_bytes_max: usize,
     /// Requests that may wait.
     pub queue_max: usize,
+    /// Where products with weights are made.
+    pub device: Device,
     /// Needed when a request has stop strings.
     pub detokenise: Option<Detokenise>,
 }
@@ -62,6 +65,7 @@ impl Default for Settings {
             batch: decode::Settings::default(),
             cache_bytes_max: 1 << 30,
             queue_max: 4096,
+            device: Device::CPU,
             detokenise: None,
         }
     }
@@ -85,7 +89,7 @@ struct Waiting {
 
 struct State {
     waiting: VecDeque<Waiting>,
-    weights: Arc<Weights>,
+    prepared: Arc<Prepared>,
     version: PolicyVersion,
     /// Sequences in each thread's batch.
     loads: Vec<usize>,
@@ -128,7 +132,7 @@ impl Embedded {
     /// Starts the threads.
     ///
     /// # Errors
-    /// [`EngineError::Gone`] when the system refuses a thread.
+    /// [`EngineError::Gone`] when the system refuses a thread, or the device the weights.
     pub fn start(
         name: &str,
         weights: Arc<Weights>,
@@ -143,9 +147,10 @@ impl Embedded {
         };
         let count = settings.threads.max(1);
         let cache = Arc::new(PrefixCache::new(config, settings.cache_bytes_max));
+        let prepared = prepare(weights, settings.device)?;
         let state = State {
             waiting: VecDeque::new(),
-            weights,
+            prepared,
             version,
             loads: vec![0; count],
             stopping: false,
@@ -178,19 +183,23 @@ impl Embedded {
     /// New weights of the same shape for all calls that start from now on.
     ///
     /// # Errors
-    /// [`EngineError::Invalid`] when the shape differs.
+    /// [`EngineError::Invalid`] when the shape differs, [`EngineError::Gone`] when the device does
+    /// not take them; the engine goes on with those that it had.
     pub fn set_weights(
         &self,
         weights: Arc<Weights>,
         version: PolicyVersion,
     ) -> Result<(), EngineError> {
-        let mut state = self.shared.lock();
-        if weights.config != state.weights.config {
+        let config = self.shared.lock().prepared.weights().config.clone();
+        if weights.config != config {
             return Err(EngineError::Invalid(
                 "new weights have another shape than the running ones".into(),
             ));
         }
-        state.weights = weights;
+        // Not under the lock: it takes a while.
+        let prepared = prepare(weights, self.shared.settings.device)?;
+        let mut state = self.shared.lock();
+        state.prepared = prepared;
         state.version = version;
         // Under the lock: a thread that sees the new weights also sees the empty cache.
         self.shared.cache.clear();
@@ -390,7 +399,18 @@ fn decode_thread(shared: &Shared, index: usize) {
             batch.retain(|id| !gone.contains(&id));
             in_flight.retain(|call| !gone.contains(&call.id));
         }
-        for finished in batch.step() {
+        let ended = match batch.step() {
+            Ok(ended) => ended,
+            Err(error) => {
+                // The batch has given its sequences up; a later call tries the device again.
+                for call in in_flight.drain(..) {
+                    // The caller may have gone meanwhile.
+                    let _ = call.reply.send(Err(EngineError::Gone(error.to_string())));
+                }
+                continue;
+            }
+        };
+        for finished in ended {
             if let Some(at) = in_flight.iter().position(|call| call.id == finished.id) {
                 let call = in_flight.swap_remove(at);
                 shared
@@ -407,10 +427,17 @@ fn decode_thread(shared: &Shared, index: usize) {
     }
 }
 
+fn prepare(weights: Arc<Weights>, device: Device) -> Result<Arc<Prepared>, EngineError> {
+    let prepared = Prepared::new(weights, device);
+    prepared
+        .map(Arc::new)
+        .map_err(|error| EngineError::Gone(error.to_string()))
+}
+
 fn fresh_batch(shared: &Shared, state: &State) -> Batch {
-    let rope = Batch::rope(&state.weights);
+    let rope = Batch::rope(state.prepared.weights());
     Batch::new(
-        Arc::clone(&state.weights),
+        Arc::clone(&state.prepared),
         rope,
         Arc::clone(&shared.cache),
         shared.settings.batch,
@@ -451,166 +478,4 @@ fn generation(finished: &Finished, version: PolicyVersion) -> Generation {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use model::config::{Config, Family};
-    use record::{FinishReason, Sampling};
-
-    fn weights(seed: u64) -> Arc<Weights> {
-        let config = Config {
-            model_type: Family::Qwen3,
-            vocab_size: 300,
-            hidden_size: 32,
-            intermediate_size: 48,
-            num_hidden_layers: 2,
-            num_attention_heads: 2,
-            num_key_value_heads: 1,
-            head_dim: 16,
-            max_position_embeddings: 256,
-            rms_norm_eps: 1e-6,
-            rope_theta: 1e4,
-            rope_scaling: None,
-            tie_word_embeddings: true,
-        };
-        Arc::new(Weights::random(config, seed))
-    }
-
-    fn request(seed: u64, tokens_max: u32) -> Request {
-        let sampling = Sampling {
-            seed,
-            tokens_max,
-            ..Sampling::default()
-        };
-        Request {
-            prompt_ids: vec![1, 2, 3],
-            sampling,
-            hint: None,
-        }
-    }
-
-    fn start(settings: Settings) -> Embedded {
-        Embedded::start("test", weights(1), 0, settings).unwrap()
-    }
-
-    #[tokio::test]
-    async fn many_calls_are_answered_and_counted() {
-        let engine = start(Settings::default());
-        let replies =
-            futures::future::join_all((0..40).map(|seed| engine.generate(request(seed, 10)))).await;
-        for reply in replies {
-            let reply = reply.unwrap();
-            assert_eq!(
-                (reply.token_ids.len(), reply.finish),
-                (10, FinishReason::Length)
-            );
-            assert_eq!(reply.check(), Ok(()));
-            assert!(reply.trainable());
-        }
-        assert_eq!(engine.totals().generated_tokens, 400);
-    }
-
-    #[tokio::test]
-    async fn calls_know_their_weights_and_new_weights_answer_differently() {
-        let engine = start(Settings::default());
-        let before = engine.generate(request(5, 20)).await.unwrap();
-        let again = engine.generate(request(5, 20)).await.unwrap();
-        assert_eq!(before.token_ids, again.token_ids);
-        engine.set_weights(weights(2), 7).unwrap();
-        let after = engine.generate(request(5, 20)).await.unwrap();
-        assert_eq!(
-            after.policy,
-            [PolicySpan {
-                start: 0,
-                version: 7
-            }]
-        );
-        assert_ne!(after.logprobs_model, before.logprobs_model);
-        let mut other = (*weights(1)).clone();
-        other.config.rope_theta = 5.0;
-        assert!(matches!(
-            engine.set_weights(Arc::new(other), 8),
-            Err(EngineError::Invalid(_))
-        ));
-    }
-
-    #[tokio::test]
-    async fn bad_requests_are_named() {
-        let engine = start(Settings::default());
-        let with = |change: &dyn Fn(&mut Request)| {
-            let mut request = request(0, 5);
-            change(&mut request);
-            request
-        };
-        let long = engine
-            .generate(with(&|r| r.prompt_ids = vec![1; 256]))
-            .await;
-        assert_eq!(
-            long,
-            Err(EngineError::TooLong {
-                prompt_tokens: 256,
-                context_tokens_max: 256
-            })
-        );
-        for bad in [
-            with(&|r| r.prompt_ids.clear()),
-            with(&|r| r.prompt_ids.push(300)),
-            with(&|r| r.sampling.temperature = -1.0),
-            with(&|r| r.sampling.top_p = 0.0),
-            with(&|r| r.sampling.tokens_max = 0),
-            with(&|r| r.sampling.stop = vec!["x".into()]),
-        ] {
-            assert!(matches!(
-                engine.generate(bad).await,
-                Err(EngineError::Invalid(_))
-            ));
-        }
-    }
-
-    #[tokio::test]
-    async fn stop_strings_end_a_reply() {
-        let detokenise: Detokenise =
-            Arc::new(|ids| ids.iter().map(|id| format!("<{id}>")).collect());
-        let engine = start(Settings {
-            detokenise: Some(detokenise),
-            ..Settings::default()
-        });
-        let free = engine.generate(request(3, 30)).await.unwrap();
-        let mut stopped = request(3, 30);
-        stopped.sampling.stop = vec![format!("<{}>", free.token_ids[12])];
-        let reply = engine.generate(stopped).await.unwrap();
-        assert_eq!(reply.finish, FinishReason::Stop);
-        assert!(reply.token_ids.len() <= 13 && free.token_ids.starts_with(&reply.token_ids));
-    }
-
-    #[tokio::test]
-    async fn a_dropped_call_makes_room_and_a_full_queue_says_so() {
-        let batch = decode::Settings {
-            sequences_max: 1,
-            rows_max: 64,
-        };
-        let engine = start(Settings {
-            threads: 1,
-            batch,
-            queue_max: 1,
-            ..Settings::default()
-        });
-        let long = |seed| engine.generate(request(seed, 200));
-        let mut calls: Vec<_> = (0..20).map(|seed| Box::pin(long(seed))).collect();
-        let mut busy = 0;
-        for call in &mut calls {
-            if let std::task::Poll::Ready(reply) = futures::poll!(call.as_mut()) {
-                busy += usize::from(matches!(reply, Err(EngineError::Busy { waiting: 1 })));
-            }
-        }
-        assert!(busy >= 10, "{busy} of 20 were refused");
-        drop(calls);
-        // The dropped calls leave the batch; this one is served in a queue of one.
-        loop {
-            match engine.generate(request(99, 5)).await {
-                Ok(reply) => break assert_eq!(reply.token_ids.len(), 5),
-                Err(EngineError::Busy { .. }) => tokio::task::yield_now().await,
-                Err(other) => panic!("{other}"),
-            }
-        }
-    }
-}
+mod tests;

@@ -113,6 +113,11 @@ pub trait Engine: Send + Sync + std::fmt::Debug {
         )))
     }
 
+    /// The name of the mode in which it does less than its kind can; `None` when it does all.
+    fn degraded(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The engines behind this one; empty for a single engine.
     fn members(&self) -> Vec<Member> {
         Vec::new()

@@ -335,6 +335,11 @@ impl Engine for Pool {
         Ok(())
     }
 
+    fn degraded(&self) -> Option<&'static str> {
+        let slots = &self.inner.slots;
+        slots.iter().find_map(|slot| slot.engine.degraded())
+    }
+
     fn members(&self) -> Vec<Member> {
         self.inner
             .slots

@@ -13,7 +13,8 @@
 //! Within a family tasks are dealt from a shuffled deck, so none comes back before all were seen.
 //!
 //! With `train.mix` a step draws pairs of harness and task: every harness has its share of the
-//! pairs, and within it families of its own, by what passed through *that* harness.
+//! pairs, and within it families of its own, by what passed through *that* harness. A harness whose
+//! share is 0 is never drawn: it is there to be evaluated.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -167,6 +168,7 @@ impl Curriculum {
                 let named = harnesses.iter().enumerate();
                 named
                     .filter_map(|(at, name)| Some((Some(at), mix.get(name)? / total)))
+                    .filter(|(_, share)| *share > 0.0)
                     .collect()
             }
         };
@@ -394,11 +396,15 @@ mod tests {
             .into_iter()
             .map(Arc::new)
             .collect();
-        let mix = Mix::from([("pi".into(), 3.0), ("react".into(), 1.0)]);
-        let names = vec!["react".to_owned(), "pi".to_owned()];
+        let mix = Mix::from([
+            ("looked-at".into(), 0.0),
+            ("pi".into(), 3.0),
+            ("react".into(), 1.0),
+        ]);
+        let names = ["react", "pi", "looked-at"].map(str::to_owned).to_vec();
         for settings in [None, Some(CurriculumSettings::default())] {
             let mut one = Curriculum::new(settings, Some(&mix), 5, 4, names.clone(), &tasks);
-            let mut counts = [0; 2];
+            let mut counts = [0; 3];
             let mut first_family = [0; 2];
             for step in 0..20 {
                 let chosen = one.draw(step, 64);
@@ -407,6 +413,7 @@ mod tests {
                 for pair in chosen {
                     let harness = pair.harness.unwrap();
                     counts[harness] += 1;
+                    assert_eq!(counts[2], 0, "weight 0 is never drawn");
                     first_family[harness] += usize::from(pair.task % 26 == 0);
                 }
                 // Through react the first family always fails, all else passes half of the time.

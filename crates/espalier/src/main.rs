@@ -8,6 +8,7 @@ mod chat_rows;
 mod commands;
 mod curriculum;
 mod display;
+mod engines;
 mod error;
 mod lab;
 mod models;

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use codec::Codec;
 use engine::embedded;
-use model::Weights;
+use model::{Weights, device::Device};
 
 use crate::{error::CliError, recipe::PolicySource};
 
@@ -78,6 +78,16 @@ pub(crate) fn text_files(folder: &Path) -> Vec<std::path::PathBuf> {
         .collect()
 }
 
+/// The device that a recipe names. One that is not here is an error: nothing falls back.
+pub(crate) fn device(source: &PolicySource) -> Result<Device, CliError> {
+    Device::open(&source.device).map_err(|error| {
+        CliError::usage(
+            format!("policy.device: {error}"),
+            "docs/learner.md says what runs on a device",
+        )
+    })
+}
+
 /// Starts the embedded engine over these weights.
 pub(crate) fn start_engine(
     source: &PolicySource,
@@ -91,6 +101,7 @@ pub(crate) fn start_engine(
     };
     let settings = embedded::Settings {
         threads: source.threads,
+        device: device(source)?,
         detokenise: Some(detokenise),
         ..embedded::Settings::default()
     };

@@ -73,6 +73,17 @@ pub(crate) struct PolicySource {
     /// Threads that decode and train.
     #[serde(default = "default_threads")]
     pub(crate) threads: usize,
+    /// Where products with weights are made, decoding and training: `cpu` or `cuda`.
+    #[serde(default = "default_device", skip_serializing_if = "is_default_device")]
+    pub(crate) device: String,
+}
+
+fn default_device() -> String {
+    "cpu".into()
+}
+
+fn is_default_device(device: &str) -> bool {
+    device == "cpu"
 }
 
 fn default_threads() -> usize {

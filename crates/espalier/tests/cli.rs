@@ -237,7 +237,7 @@ fn a_harness_that_nobody_knows() {
     insta::assert_snapshot!(world.refusal(&arguments), @"
     exit 1
     error: harness nosuch
-      cause: no harness profile `nosuch`: looked into the built-in profiles; known: claude-code, codex, gemini-cli, kimi-code, mini-swe-agent, openclaw, opencode, pi, qwen-code, react; add a file nosuch.toml (docs/harnesses.md shows one)
+      cause: no harness profile `nosuch`: looked into the built-in profiles; known: claude-code, claude-code-bare, codex, gemini-cli, kimi-code, mini-swe-agent, openclaw, opencode, pi, qwen-code, react; add a file nosuch.toml (docs/harnesses.md shows one)
     ");
     assert!(
         !world.path("new").exists(),
@@ -250,12 +250,12 @@ fn engines_that_do_not_exist() {
     let world = World::new();
     insta::assert_snapshot!(world.refusal(&["serve", "--engine", "tinker:http://127.0.0.1:8000"]), @r#"
     exit 2
-    error: --engine "tinker:http://127.0.0.1:8000": kind tinker does not exist yet
+    error: engine "tinker:http://127.0.0.1:8000": kind tinker does not exist yet
       hint: today there are embedded:DIR, vllm:URL, sglang:URL, openai:URL and scripted:FILE
     "#);
     insta::assert_snapshot!(world.refusal(&["serve", "--engine", "magic:wand"]), @r#"
     exit 2
-    error: --engine "magic:wand": unknown kind "magic"
+    error: engine "magic:wand": unknown kind "magic"
       hint: today there are embedded:DIR, vllm:URL, sglang:URL, openai:URL and scripted:FILE
     "#);
     insta::assert_snapshot!(world.refusal(&["serve", "--engine", "scripted:replies.jsonl"]), @"

@@ -261,32 +261,154 @@ fn judges_of_a_recipe_are_mixed_in_and_a_silent_one_is_a_fault_of_its_own() {
     assert!(!silent.path("other").exists());
 }
 
-/// `recipes/eval-scripted.toml` as it is, twice.
+/// A task with a service: which services were used, what rollouts tried to reach, and whether a set is
+/// among another.
 #[test]
-#[ignore = "long: 2 x 1,536 rollouts, two thirds of them Node.js processes; over an hour"]
+fn services_network_and_contamination_are_in_the_report() {
+    let model = "[[eval.models]]\nname = \"clerk\"\nengine = \"scripted:replies.jsonl\"\n";
+    let world = World::new(&format!("[eval]\nsamples = 1\nrounds = 50\n{model}"));
+    world.write(
+        "tasks/mail/task.toml",
+        "format = 1\nid = \"mail\"\nfamily = \"mail\"\n[verifier]\nargv = [\"sh\", \"-c\", \"grep -q ann .verify/services.json && echo 1 || echo 0\"]\n\
+         [[services]]\nname = \"mail\"\nport = 9100\nrecords = \"messages\"\ndata = \"mail.json\"\n\
+         [[services.routes]]\npath = \"/send\"\nact = \"note\"\ntakes = [\"to\"]\nlog = \"sent\"\n\
+         [[services]]\nname = \"calendar\"\nport = 9101\nrecords = \"events\"\ndata = \"mail.json\"\n\
+         [[services.routes]]\npath = \"/events\"\nact = \"list\"\n",
+    );
+    world.write("tasks/mail/mail.json", "[]");
+    world.write("tasks/mail/instruction.md", "Write to ann.\n");
+    world.write("tasks/mail/verify/nothing", "");
+    world.write(
+        "replies.jsonl",
+        "{\"task\": \"*\", \"tool_calls\": [{\"name\": \"bash\", \"arguments\": {\"command\": \"/run/espalier/guest fetch POST http://127.0.0.1:9100/send '{\\\"to\\\": \\\"ann\\\"}'\"}}]}\n\
+         {\"task\": \"*\", \"content\": \"Done.\"}\n",
+    );
+    world.run(&["eval", "recipe.toml", "--tasks", "tasks", "--out", "run"]);
+    let part = world.json("run/report/report.json")["parts"][0].clone();
+    assert_eq!(part["reward"]["mean"], 1.0, "{part}");
+    assert_eq!(part["services_coverage"], 0.5, "{part}");
+    assert!(!world.path("run/network.json").exists());
+    // The log of a way out is read when there is one.
+    world.write(
+        "run/egress/one.jsonl",
+        "{\"time_s\": 1.0, \"method\": \"CONNECT\", \"host\": \"example.org\", \"port\": 443, \"decision\": \"denied\", \"up_bytes\": 0, \"down_bytes\": 0, \"seconds\": 0.0}\n",
+    );
+    world.run(&["eval", "--resume", "run"]);
+    let network = world.json("run/network.json");
+    assert_eq!(
+        network["hosts"]["example.org:443"]["denied"], 1,
+        "{network}"
+    );
+    let checked = world.run(&[
+        "tasks",
+        "check",
+        "tasks",
+        "--parse-only",
+        "--against",
+        "tasks",
+        "--json",
+    ]);
+    let summary: Value = serde_json::from_str(checked.lines().last().unwrap()).unwrap();
+    let found = &summary["contamination"];
+    assert_eq!(
+        (&found["same_tasks"], &found["near"]),
+        (&1.into(), &1.into()),
+        "{summary}"
+    );
+}
+
+/// Names the folder that keeps the two runs of the matrix; a temporary one otherwise.
+const MATRIX_FOLDER: &str = "ESPALIER_MATRIX_OUT";
+
+/// `recipes/eval-scripted.toml` as it is, twice. The runs `one` and `two` are left in the folder
+/// that [`MATRIX_FOLDER`] names, and go on from there when the test was stopped. The stages have
+/// limits that a machine with other work does not reach: what would be a fault of the machine is
+/// not what is compared.
+#[test]
+#[ignore = "long: 2 x 1,536 rollouts, two thirds of them Node.js processes; half an hour to over an hour"]
 fn the_matrix_of_three_harnesses_is_the_same_twice() {
     let world = World::new("");
-    for out in ["one", "two"] {
-        let folder = world.path(out);
-        let output = Command::new(env!("CARGO_BIN_EXE_espalier"))
-            .args(["eval", "recipes/eval-scripted.toml", "--out"])
-            .arg(&folder)
+    let folder = match std::env::var_os(MATRIX_FOLDER) {
+        Some(folder) => PathBuf::from(folder),
+        None => world.folder.path().to_path_buf(),
+    };
+    fs::create_dir_all(&folder).unwrap();
+    let patient = folder.join("patient.toml");
+    let recipe = fs::read_to_string(root().join("recipes/eval-scripted.toml")).unwrap();
+    let stages = "[rollout.stages]\n";
+    assert!(recipe.contains(stages));
+    let recipe = recipe
+        .replace(
+            stages,
+            "[rollout.stages]\ncreate_s = 600\nharness_s = 3600\nsettle_s = 300\nverify_s = 600\ndestroy_s = 300\n",
+        )
+        .replace("\"policy\"", &format!("{:?}", root().join("policy")));
+    fs::write(&patient, recipe).unwrap();
+    for name in ["one", "two"] {
+        let out = folder.join(name);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
+        if out.join("run.toml").exists() {
+            command.args(["eval", "--resume"]).arg(&out);
+        } else {
+            command.arg("eval").arg(&patient).arg("--out").arg(&out);
+        }
+        let started = std::time::Instant::now();
+        let output = command
             .current_dir(root())
             .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
             .output()
             .unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{stderr}");
+        assert!(output.status.success(), "{}: {:?}", name, output.status);
         println!("{}", String::from_utf8_lossy(&output.stdout));
+        println!(
+            "run {name}: {:.0} s of this process, in {}",
+            started.elapsed().as_secs_f64(),
+            out.display()
+        );
+        println!("{}", fs::read_to_string(out.join("time.md")).unwrap());
     }
-    let report = world.json("one/report/report.json");
-    let planned: u64 = report["parts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|part| part["harness"] != "(all)")
-        .map(|part| part["planned"].as_u64().unwrap())
-        .sum();
-    assert_eq!(planned, 1536);
-    assert_same(&world.files("one/report"), &world.files("two/report"));
+    let report: Value =
+        serde_json::from_slice(&fs::read(folder.join("one/report/report.json")).unwrap()).unwrap();
+    let (mut planned, mut scored) = (0, 0);
+    println!(
+        "| model | harness | attempts | scored | truncated | missing | pass@1 | calls | tool calls |\n|---|---|---|---|---|---|---|---|---|"
+    );
+    for part in report["parts"].as_array().unwrap() {
+        let behaviour = &part["behaviour"];
+        let tools: u64 = behaviour["tools"]
+            .as_object()
+            .unwrap()
+            .values()
+            .map(|count| count.as_u64().unwrap())
+            .sum();
+        println!(
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {tools} |",
+            part["model"].as_str().unwrap(),
+            part["harness"].as_str().unwrap(),
+            part["planned"],
+            part["scored"],
+            part["truncated"],
+            part["missing"],
+            part["pass"]["mean"],
+            behaviour["calls"],
+        );
+        if part["harness"] != "(all)" {
+            planned += part["planned"].as_u64().unwrap();
+            scored += part["scored"].as_u64().unwrap();
+        }
+    }
+    assert_eq!((planned, scored), (1536, 1536), "{:#}", report["parts"]);
+    let files = |run: &str| {
+        let mut found = BTreeMap::new();
+        for entry in fs::read_dir(folder.join(run).join("report")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            found.insert(name, fs::read(&path).unwrap());
+        }
+        found
+    };
+    let (one, two) = (files("one"), files("two"));
+    println!("{} files in each report", one.len());
+    assert_same(&one, &two);
 }

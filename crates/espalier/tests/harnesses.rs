@@ -89,6 +89,7 @@ long! {
     all_of_pi "pi"
     all_of_mini_swe_agent "mini-swe-agent"
     all_of_claude_code "claude-code"
+    all_of_claude_code_bare "claude-code-bare"
     all_of_codex "codex"
     all_of_opencode "opencode"
     all_of_qwen_code "qwen-code"

@@ -1,10 +1,11 @@
-//! What the quickstart promises, trained to the end: minutes, so `make test-long` only.
+//! What the recipes promise, trained to the end: minutes to an hour, so `make test-long` only.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::{path::Path, process::Command};
 
-fn gain(recipe: &str, seed: u64) -> (f64, f64) {
+/// Trains to the end; `summary.json` of it.
+fn trained(recipe: &str, seed: u64) -> serde_json::Value {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
@@ -18,9 +19,36 @@ fn gain(recipe: &str, seed: u64) -> (f64, f64) {
     assert!(output.status.success(), "seed {seed}: {stderr}");
     let text = std::fs::read(run.join("summary.json")).unwrap();
     let summary: serde_json::Value = serde_json::from_slice(&text).unwrap();
-    let pass = |when: &str| summary["eval"][when]["pass_at_1"].as_f64().unwrap();
     assert_eq!(summary["eval"]["after"]["lost"], 0, "seed {seed}");
-    (pass("before"), pass("after"))
+    summary
+}
+
+fn pass_at_1(evaluation: &serde_json::Value) -> f64 {
+    evaluation["pass_at_1"].as_f64().unwrap()
+}
+
+fn gain(recipe: &str, seed: u64) -> (f64, f64) {
+    let eval = &trained(recipe, seed)["eval"];
+    (pass_at_1(&eval["before"]), pass_at_1(&eval["after"]))
+}
+
+/// 300 steps leave the policy within 5 points of the best it has been, and not below its start.
+fn stays_what_it_has_become(recipe: &str) {
+    for seed in 0..3 {
+        let eval = &trained(recipe, seed)["eval"];
+        let before = pass_at_1(&eval["before"]);
+        let after = pass_at_1(&eval["after"]);
+        let during = eval["during"].as_array().unwrap();
+        assert!(!during.is_empty(), "{recipe} evaluates on the way");
+        let curve: Vec<f64> = during.iter().map(pass_at_1).collect();
+        let best = curve.iter().copied().fold(after.max(before), f64::max);
+        println!("{recipe} seed {seed}: {before:.3} -> {curve:.3?} -> {after:.3}");
+        assert!(
+            best - after <= 0.05,
+            "{recipe} seed {seed}: {best} -> {after}"
+        );
+        assert!(after > before, "{recipe} seed {seed}: {before} -> {after}");
+    }
 }
 
 #[test]
@@ -39,4 +67,16 @@ fn the_quickstart_through_pi_gains_25_points() {
     let (before, after) = gain("recipes/quickstart-pi.toml", 0);
     println!("{before:.3} -> {after:.3}");
     assert!(after - before >= 0.25, "{before} -> {after}");
+}
+
+#[test]
+#[ignore = "three training runs of 300 steps"]
+fn grpo_is_stable_for_300_steps() {
+    stays_what_it_has_become("recipes/stability.toml");
+}
+
+#[test]
+#[ignore = "three training runs of 300 steps"]
+fn ppo_is_stable_for_300_steps() {
+    stays_what_it_has_become("recipes/stability-ppo.toml");
 }

@@ -3,8 +3,10 @@
 //! `serve_scripted DIR` serves one rollout with the key `crash-test-key`, prints its address, and
 //! goes on until it is killed. `serve_scripted DIR bench CLIENTS CALLS` makes the calls itself, one
 //! rollout per client, and prints how many per second there were. `serve_scripted DIR turns COUNT
-//! BYTES` plays one conversation of so many turns, each with a tool result of so many bytes, and
-//! prints what a turn costs at its beginning and at its end.
+//! BYTES TALKS` plays conversations of so many turns, one after the other, each turn with a tool
+//! result of so many bytes, and prints what a turn costs early and late: medians over the
+//! conversations, beside the time that reading and hashing the request takes by itself, and the
+//! tokens that had to be encoded.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -86,38 +88,19 @@ async fn main() -> Result<(), AnyError> {
             ledger.close().await?;
             Ok(())
         }
-        Some(["turns", count, bytes]) => {
+        Some(["turns", count, bytes, talks]) => {
             let (count, bytes): (usize, usize) = (count.parse()?, bytes.parse()?);
-            let access = gateway.open(support::rollout_of(&format!("{name}.turns"), u32::MAX))?;
-            let path = support::path(&access);
-            let mut client = Client::tcp(address).await;
-            let mut request = support::ask("go");
-            request["tools"] = support::tools();
-            for turn in 1..=count {
-                let started = Instant::now();
-                let answer = client.post(&path, &[], &request).await;
-                let taken = started.elapsed();
-                assert_eq!(answer.status(), 200, "{}", answer.text());
-                let history = request.to_string().len();
-                if [1, 2, 10, 40, 128].contains(&turn) || turn == count {
-                    say(&format!(
-                        "turn {turn}: {:.1} ms, history {history} bytes, prompt {} tokens",
-                        taken.as_secs_f64() * 1000.0,
-                        answer.json()["usage"]["prompt_tokens"],
-                    ))?;
-                }
-                let message = answer.message();
-                let id = message["tool_calls"][0]["id"].clone();
-                let result = format!("{turn} {}", "line of output\n".repeat(bytes / 15));
-                let list = request["messages"].as_array_mut().ok_or("no messages")?;
-                list.push(message);
-                list.push(
-                    serde_json::json!({"role": "tool", "tool_call_id": id, "content": result}),
-                );
+            let talks: usize = talks.parse()?;
+            let mut turns = vec![Vec::new(); count];
+            for talk in 0..talks {
+                let open = support::rollout_of(&format!("{name}.{talk}"), u32::MAX);
+                let path = support::path(&gateway.open(open)?);
+                play(&gateway, address, &path, bytes, talk, &mut turns).await?;
             }
-            for line in gateway.metrics_text().lines() {
-                if line.contains("stage_seconds_sum") {
-                    say(line)?;
+            for (at, turns) in turns.iter_mut().enumerate() {
+                let turn = at + 1;
+                if [1, 10, 40, 128].contains(&turn) || turn == count {
+                    say(&report(turn, turns)?)?;
                 }
             }
             gateway.shutdown(Duration::from_secs(10)).await;
@@ -129,4 +112,100 @@ async fn main() -> Result<(), AnyError> {
             std::future::pending().await
         }
     }
+}
+
+/// What one turn was.
+#[derive(Debug, Clone)]
+struct Turn {
+    took: Duration,
+    /// Processor time of this process, client included.
+    cpu: Duration,
+    /// Parsing and hashing the same body, by itself.
+    hashing: Duration,
+    history_bytes: usize,
+    prompt_tokens: u64,
+    encoded_tokens: u64,
+}
+
+/// Plays one conversation; no two are the same, so that none is known from another.
+async fn play(
+    gateway: &Gateway,
+    address: std::net::SocketAddr,
+    path: &str,
+    bytes: usize,
+    talk: usize,
+    turns: &mut [Vec<Turn>],
+) -> Result<(), AnyError> {
+    let encoded = || {
+        let metrics = gateway.metrics_text();
+        let line = metrics
+            .lines()
+            .find(|line| line.contains("tokens_total{kind=\"prompt_encoded\"}"));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+            .ok_or("no counter of encoded tokens")
+    };
+    let mut client = Client::tcp(address).await;
+    let mut request = support::ask(&format!("go {talk}"));
+    request["tools"] = support::tools();
+    for (turn, had) in turns.iter_mut().enumerate() {
+        let body = request.to_string();
+        let started = Instant::now();
+        let parsed: serde_json::Value = serde_json::from_str(&body)?;
+        std::hint::black_box(wire::digest(record::Dialect::Chat, &parsed));
+        let hashing = started.elapsed();
+        let before = encoded()?;
+        let cpu = cpu_time()?;
+        let started = Instant::now();
+        client.send("POST", path, &[], body.as_bytes()).await?;
+        let answer = client.answer().await?;
+        let took = started.elapsed();
+        let cpu = cpu_time()?.saturating_sub(cpu);
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+        had.push(Turn {
+            took,
+            cpu,
+            hashing,
+            history_bytes: body.len(),
+            prompt_tokens: answer.json()["usage"]["prompt_tokens"]
+                .as_u64()
+                .unwrap_or(0),
+            encoded_tokens: encoded()? - before,
+        });
+        let message = answer.message();
+        let id = message["tool_calls"][0]["id"].clone();
+        let line = format!("{talk} {turn} line of output\n");
+        let result = line.repeat(bytes / line.len());
+        let list = request["messages"].as_array_mut().ok_or("no messages")?;
+        list.push(message);
+        list.push(serde_json::json!({"role": "tool", "tool_call_id": id, "content": result}));
+    }
+    Ok(())
+}
+
+/// Of all threads, to the nanosecond.
+fn cpu_time() -> Result<Duration, AnyError> {
+    let mut total = 0;
+    for task in std::fs::read_dir("/proc/self/task")? {
+        // A thread may have ended meanwhile.
+        if let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) {
+            let on_cpu = text.split(' ').next().unwrap_or_default();
+            total += on_cpu.parse::<u64>()?;
+        }
+    }
+    Ok(Duration::from_nanos(total))
+}
+
+fn report(turn: usize, had: &mut [Turn]) -> Result<String, AnyError> {
+    let middle = had.len() / 2;
+    let mut median = |of: fn(&Turn) -> Duration| {
+        had.sort_unstable_by_key(of);
+        of(&had[middle]).as_secs_f64() * 1000.0
+    };
+    let (took, hashing) = (median(|turn| turn.took), median(|turn| turn.hashing));
+    let cpu = median(|turn| turn.cpu);
+    let last = had.last().ok_or("no conversations")?;
+    Ok(format!(
+        "turn {turn}: {took:.2} ms, {cpu:.2} ms of processor time, reading and hashing alone {hashing:.2} ms; history {} bytes, prompt {} tokens, {} of them encoded",
+        last.history_bytes, last.prompt_tokens, last.encoded_tokens
+    ))
 }

@@ -52,6 +52,8 @@
 //! A request with another digest is an attempt too when it is an **edited** copy of one whose reply
 //! was lost (`edits`): the partial text as a further turn, the user's message twice. The model then
 //! sees the history without the edit, now and in later requests; the record has the body as it came.
+//! A reply that was delivered may still have broken off on its way: a part of it in the very next
+//! request says so, and the answer is replayed as under 5.
 //!
 //! Anything else is a new call with the next index and its own seed. The last call with the digest
 //! is the one that is compared.

@@ -39,6 +39,7 @@ pub(crate) struct Metrics {
     engine_up: IntGaugeVec,
     engine_in_flight: IntGaugeVec,
     engine_outages: IntGaugeVec,
+    pub(crate) engine_degraded: IntCounterVec,
     calls_s: HistogramVec,
     pub(crate) render_s: Histogram,
     pub(crate) paused_s: Histogram,
@@ -193,6 +194,12 @@ impl Metrics {
                 "engine_in_flight",
                 "Requests that an engine of the pool has now.",
                 "engine",
+            )?,
+            engine_degraded: counters(
+                "engine_degraded_total",
+                "Replies of an engine that did less than its kind can, by the name of that mode.",
+                "mode",
+                &[],
             )?,
             engine_outages: gauges(
                 "engine_outages",

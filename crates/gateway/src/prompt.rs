@@ -10,11 +10,14 @@ use tokio::time::Instant;
 use crate::refusal::{Cause, Refusal};
 use crate::serve::Shared;
 use crate::session::Session;
-use crate::work::{Draft, Failure, Work, blocking};
+use crate::work::{Draft, Failure, Work, compute};
 
 /// Text is never longer than this per token on average: a prompt beyond it cannot fit, and is
 /// refused without being encoded (50 MB of text would take minutes and gigabytes).
 const TEXT_BYTES_PER_TOKEN_MAX: usize = 32;
+
+/// A tool with its schema, or the arguments of a tool call, about.
+const TOOL_BYTES: usize = 1 << 10;
 
 /// Seed of one call, from the rollout's seed and the call's index: SHA-256 over both as
 /// little-endian integers, first 8 bytes.
@@ -126,7 +129,10 @@ async fn render(
 ) -> Result<Result<Prompt, CodecError>, Failure> {
     let (codec, session) = (Arc::clone(&shared.codec), Arc::clone(session));
     let conversation = Arc::clone(conversation);
-    blocking(move || {
+    let made = conversation.messages.iter();
+    let made: usize = made.map(|message| message.tool_calls.len()).sum();
+    let tools = (conversation.tools.len() + made) * TOOL_BYTES;
+    compute(text_bytes(&conversation) + tools, move || {
         let memory = session
             .memory
             .read()

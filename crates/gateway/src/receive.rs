@@ -14,6 +14,9 @@ use crate::refusal::{Cause, Refusal};
 /// limit: a client that is still sending would see a reset connection instead of the 413.
 const DISCARD_TIMES: usize = 4;
 
+/// Room that is made for a body because a client announced one, before a byte of it has come.
+const RESERVED_BYTES_MAX: usize = 256 << 10;
+
 /// Bytes of bodies in memory, over all requests.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -99,7 +102,8 @@ async fn read_unhurried(
         )
     };
     let mut failure = (announced > bytes_max as u64).then(too_large);
-    let mut kept = BytesMut::new();
+    let likely = usize::try_from(announced).unwrap_or(usize::MAX);
+    let mut kept = BytesMut::with_capacity(likely.min(RESERVED_BYTES_MAX));
     let mut total = 0_usize;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {

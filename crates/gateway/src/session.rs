@@ -275,17 +275,26 @@ impl Session {
     }
 
     /// The newest call whose reply was lost and of whose request this one is an edited copy.
-    fn edited(state: &State, arrival: &Arrival<'_>) -> Option<(u32, Arc<Conversation>)> {
+    fn edited(&self, state: &State, arrival: &Arrival<'_>) -> Option<(u32, Arc<Conversation>)> {
+        let last = state.calls.len().checked_sub(1);
         state.recent.iter().rev().find_map(|recent| {
             let call = state.calls.get(recent.index as usize)?;
-            if call.delivered() || recent.asked != *arrival.asked {
+            if recent.asked != *arrival.asked {
                 return None;
             }
             let edit = edits::edit(&recent.conversation, arrival.conversation)?;
+            let partial = matches!(edit, edits::Edit::Partial(_));
+            // The kernel may have taken a reply that broke off behind it. A part of it, shown to us
+            // before anything else is asked, says so.
+            let broke_off =
+                partial && last == Some(recent.index as usize) && call.replays < self.replays_max;
+            if call.delivered() && !broke_off {
+                return None;
+            }
             let fits = match &*call.outcome.borrow() {
                 Some(Ok(reply)) => edit.fits(&reply.message),
                 // No client has a part of a reply that is not there.
-                _ => !matches!(edit, edits::Edit::Partial(_)),
+                _ => !partial,
             };
             fits.then(|| (recent.index, Arc::clone(&recent.conversation)))
         })
@@ -301,7 +310,7 @@ impl Session {
         let mut edited = false;
         let mut earlier = state.last_by_digest.get(arrival.digest).copied();
         if earlier.is_none()
-            && let Some((index, original)) = Self::edited(&state, arrival)
+            && let Some((index, original)) = self.edited(&state, arrival)
         {
             state.edits.learn(&conversation, &original);
             state

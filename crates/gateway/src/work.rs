@@ -220,6 +220,13 @@ async fn generate(
             reason,
         ));
     }
+    if let Some(mode) = shared.engine.degraded() {
+        shared
+            .metrics
+            .engine_degraded
+            .with_label_values(&[mode])
+            .inc();
+    }
     let count = |kind: &str, number: u64| {
         shared
             .metrics
@@ -231,7 +238,7 @@ async fn generate(
     count("prompt_cached", generation.cached_tokens.into());
     let (codec, index) = (Arc::clone(&shared.codec), work.index);
     let conversation = Arc::clone(&draft.conversation);
-    blocking(move || {
+    compute(generation.token_ids.len() * size_of::<u32>(), move || {
         let raw_text = codec.decode(&generation.token_ids);
         let parsed = codec
             .parse_with(&raw_text, &conversation.tools)
@@ -451,16 +458,28 @@ fn reply_id(dialect: Dialect, id: &CallId) -> String {
     format!("{prefix}{}", hex::encode(&hash[..12]))
 }
 
-/// Runs work that takes milliseconds of CPU off the async workers.
-pub(crate) async fn blocking<T: Send + 'static>(
+/// Work on less than this is done where it is asked for: a hop to another thread and back takes as
+/// long as rendering and encoding a few kilobytes.
+const INLINE_BYTES_MAX: usize = 4 << 10;
+
+/// Does work on so many bytes; when it may take milliseconds, off the async workers.
+pub(crate) async fn compute<T: Send + 'static>(
+    bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| {
+    let broke = |error: String| {
         let reason = format!("a task of the gateway broke: {error}");
         Failure {
             refusal: Refusal::new(Cause::EngineFailed, reason.clone()),
             outcome: Some(AttemptOutcome::EngineFailed { reason }),
             fault: Some(Fault::GatewayFailed),
         }
-    })
+    };
+    if bytes > INLINE_BYTES_MAX {
+        let done = tokio::task::spawn_blocking(work).await;
+        return done.map_err(|error| broke(error.to_string()));
+    }
+    // What it works on is its own or behind a lock that survives it.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
+        .map_err(|_| broke("it panicked".to_owned()))
 }

@@ -113,6 +113,67 @@ async fn an_edited_retry_gets_the_answer_that_was_lost_and_the_thread_goes_on_un
     }
 }
 
+/// The kernel took the whole of a reply, and the line broke behind it: the record says that it was
+/// delivered, and the client shows a part of it.
+#[tokio::test]
+async fn a_part_of_a_delivered_reply_in_the_very_next_request_is_a_retry() {
+    const REPLAYS_MAX: u32 = 2;
+    let config = Config {
+        replays_max: REPLAYS_MAX,
+        ..config()
+    };
+    for (name, edit, stays) in &HABITS[..2] {
+        let world = World::with(config.clone(), Options::default()).await;
+        let path = path(&world.open("r"));
+        let mut client = Client::tcp(world.address()).await;
+        let mut request = ask("go");
+        let first = client.post(&path, &[], &request).await;
+        list(&mut request).push(first.message());
+        list(&mut request).push(json!({"role": "user", "content": "on"}));
+        let whole = client.post(&path, &[], &request).await;
+        world.quiet("r").await;
+        let mut edited = request.clone();
+        edit(list(&mut edited));
+        let answer = client.post(&path, &[], &edited).await;
+        assert_eq!(answer.message(), whole.message(), "{name}");
+        let calls = world.quiet("r").await;
+        assert_eq!((calls.len(), calls[1].attempts.len()), (2, 2), "{name}");
+        assert_eq!(world.engine.asked(), 2, "{name}");
+        // The thread goes on unforked.
+        let mut next = if *stays { edited.clone() } else { request };
+        list(&mut next).push(answer.message());
+        list(&mut next).push(json!({"role": "user", "content": "stop"}));
+        assert_eq!(client.post(&path, &[], &next).await.status(), 200);
+        let calls = world.quiet("r").await;
+        continues(&calls[2], &calls[1]);
+        // Once another call was answered, nobody tells of a broken line any more: a history that
+        // was cut on purpose is one.
+        let mut cut = next;
+        list(&mut cut).truncate(3);
+        edit(list(&mut cut));
+        list(&mut cut).push(json!({"role": "user", "content": "and now?"}));
+        client.post(&path, &[], &cut).await;
+        assert_eq!(world.quiet("r").await.len(), 4, "{name}");
+    }
+    // A client that does so for ever gets another answer at last.
+    let world = World::with(config, Options::default()).await;
+    let path = path(&world.open("r"));
+    let mut client = Client::tcp(world.address()).await;
+    let mut request = ask("on");
+    client.post(&path, &[], &request).await;
+    world.quiet("r").await;
+    list(&mut request).push(json!({"role": "assistant", "content": "turn 0"}));
+    for round in 0..=REPLAYS_MAX {
+        // Another wording each time, or it would be the same request again.
+        let mut again = request.clone();
+        let order = format!("Continue ({round}).");
+        list(&mut again).push(json!({"role": "user", "content": order}));
+        assert_eq!(client.post(&path, &[], &again).await.status(), 200);
+        let calls = world.quiet("r").await.len();
+        assert_eq!(calls, 1 + usize::from(round == REPLAYS_MAX), "{round}");
+    }
+}
+
 #[tokio::test]
 async fn what_was_delivered_and_is_then_continued_is_no_retry() {
     let world = World::new().await;

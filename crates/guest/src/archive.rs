@@ -98,7 +98,7 @@ fn entry(path: PathBuf, metadata: &Metadata) -> Entry {
 
 /// Everything below a folder, folders before what they hold, in order of names. What vanishes
 /// meanwhile is left out.
-fn walk(root: &Path, files_max: u64) -> io::Result<Vec<(PathBuf, Metadata)>> {
+pub(crate) fn walk(root: &Path, files_max: u64) -> io::Result<Vec<(PathBuf, Metadata)>> {
     let mut found = Vec::new();
     let mut open = vec![PathBuf::new()];
     while let Some(folder) = open.pop() {

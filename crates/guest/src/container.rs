@@ -27,6 +27,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    process::DumpableBehavior,
     thread::{Gid, Uid},
 };
 
@@ -183,7 +184,13 @@ fn name_user(plan: &ContainerPlan) -> io::Result<()> {
 /// Connects standard input and output with PID 1; ends with either.
 pub fn relay(mut arguments: impl Iterator<Item = String>) -> ExitCode {
     let path = arguments.next().unwrap_or_default();
-    match connect(Path::new(&path)).and_then(|stream| copy(&stream)) {
+    // The control stream runs through here: processes of the same user may not look into it.
+    let closed = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let joined = closed
+        .map_err(io::Error::from)
+        .and_then(|()| connect(Path::new(&path)))
+        .and_then(copy);
+    match joined {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(io::stderr(), "guest relay {path}: {error}");
@@ -206,35 +213,23 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
     }
 }
 
-fn copy(stream: &UnixStream) -> io::Result<()> {
+/// Both directions, each on its own: whoever is at the other end of our standard streams may write
+/// without reading meanwhile, and would wait for us for ever if we did the same.
+fn copy(stream: UnixStream) -> io::Result<()> {
+    let inwards = stream.try_clone()?;
+    // Ends with the process at the latest.
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut io::stdin().lock(), &mut &inwards);
+        let _ = inwards.shutdown(Shutdown::Write);
+    });
+    let (mut reader, mut out) = (&stream, io::stdout().lock());
     let mut buffer = vec![0; 64 << 10];
-    let (mut reader, mut writer) = (stream, stream);
-    let mut input = Some(io::stdin());
     loop {
-        let stdin = rustix::stdio::stdin();
-        let mut fds = vec![PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
-        if input.is_some() {
-            fds.push(PollFd::from_borrowed_fd(stdin, PollFlags::IN));
-        }
-        poll(&mut fds, None)?;
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        if ready.first() == Some(&true) {
-            match reader.read(&mut buffer)? {
-                0 => return Ok(()),
-                count => {
-                    let mut out = io::stdout().lock();
-                    out.write_all(buffer.get(..count).unwrap_or_default())?;
-                    out.flush()?;
-                }
-            }
-        }
-        if ready.get(1) == Some(&true) {
-            match rustix::io::read(stdin, &mut buffer[..])? {
-                0 => {
-                    input = None;
-                    stream.shutdown(Shutdown::Write)?;
-                }
-                count => writer.write_all(buffer.get(..count).unwrap_or_default())?,
+        match reader.read(&mut buffer)? {
+            0 => return Ok(()),
+            count => {
+                out.write_all(buffer.get(..count).unwrap_or_default())?;
+                out.flush()?;
             }
         }
     }

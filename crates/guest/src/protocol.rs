@@ -427,6 +427,17 @@ pub struct ContainerPlan {
     pub control_socket: Option<PathBuf>,
 }
 
+/// What an init container prepares for [`ContainerPlan`]: the argument of `guest install`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstallPlan {
+    /// Folders of the image, which need not exist, and where to copy them: the sandbox's folders.
+    pub copies: Vec<(PathBuf, PathBuf)>,
+    /// Where to write `passwd` and `group`.
+    pub users: PathBuf,
+    /// HOME of the sandbox's user.
+    pub home: PathBuf,
+}
+
 /// From the host to the warden.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]

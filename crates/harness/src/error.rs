@@ -44,6 +44,18 @@ pub enum HarnessError {
         /// Those of the profile, comma separated.
         offered: String,
     },
+    /// A task brings a tool server that this harness cannot be told of. Not retryable.
+    #[error(
+        "harness {name} cannot be told of the tool server `{server}`: {reason}; use another harness or leave the task out"
+    )]
+    ToolServers {
+        /// The harness.
+        name: String,
+        /// The server.
+        server: String,
+        /// Why not.
+        reason: String,
+    },
     /// The profile file cannot be read. Not retryable.
     #[error("harness profile {path}: {reason}")]
     Read {

@@ -1,6 +1,7 @@
 //! Bundles in the cache: locked, complete or absent.
 //!
-//! A bundle is a folder `NAME-VERSION-DIGEST` where the digest covers what the profile asks for,
+//! A bundle is a folder `NAME-VERSION-DIGEST` where NAME is that of the profile, or of the package
+//! when several profiles may share it, and the digest covers what the profile asks for,
 //! the processor, and whether the machine's own Node.js or Python is used. It is filled as
 //! `.partial-NAME-VERSION-DIGEST-PID` while an exclusive lock is held, flushed to disk, and renamed. Bundles
 //! are never changed after that, so running sandboxes may share them.
@@ -281,7 +282,20 @@ impl Profile {
             "processor": env::consts::ARCH,
         });
         let digest = sha256(asked.to_string().as_bytes());
-        format!("{}-{}-{}", self.file(), self.version, &digest[..12])
+        // Profiles that run one program in different modes share its bundle. Not when it is warmed:
+        // compiled code remembers its path in the sandbox, which has the profile's name.
+        let name = match &self.install {
+            Install::Npm { package, .. } if self.warm.is_empty() => {
+                package.replace(['@', '/'], ".")
+            }
+            _ => self.file().to_owned(),
+        };
+        format!(
+            "{}-{}-{}",
+            name.trim_start_matches('.'),
+            self.version,
+            &digest[..12]
+        )
     }
 }
 

@@ -9,13 +9,32 @@ use std::{
 use sandbox::{Exec, File, Mount};
 
 use crate::{
-    HarnessError, Installed,
+    HarnessError, Installed, ToolServers,
     profile::word,
     template::{self, Variables},
 };
 
 /// One argument may have this many bytes, the closing NUL not counted (a limit of the kernel).
 const ARGUMENT_BYTES_MAX: usize = 128 * 1024 - 1;
+
+/// A tool server (Model Context Protocol) that the harness is told of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct ToolServer {
+    /// Its name: letters, digits, `_` and `-`.
+    pub name: String,
+    /// `stdio`, `http` (streamable) or `sse`.
+    pub kind: String,
+    /// Program of a server of kind `stdio`.
+    pub command: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Address of a server of another kind.
+    pub url: String,
+    /// Environment of the program.
+    pub env: BTreeMap<String, String>,
+    /// Headers of requests.
+    pub headers: BTreeMap<String, String>,
+}
 
 /// Facts of one rollout that a profile may use.
 #[derive(Debug, Clone)]
@@ -38,6 +57,8 @@ pub struct LaunchContext {
     pub reply_tokens_max: u32,
     /// The orchestrator's limit for the run; the profile's own applies as well.
     pub timeout: Duration,
+    /// Tool servers to tell the harness of.
+    pub tool_servers: Vec<ToolServer>,
 }
 
 /// What to do in a sandbox so that the harness runs.
@@ -56,7 +77,8 @@ impl Installed {
     ///
     /// # Errors
     /// [`HarnessError::Render`]: a template failed, a rendered `.json` file is not JSON, an
-    /// argument has a NUL byte or is longer than the kernel takes.
+    /// argument has a NUL byte or is longer than the kernel takes. [`HarnessError::ToolServers`]:
+    /// there are some that the harness cannot be told of.
     pub fn launch(&self, context: &LaunchContext) -> Result<Launch, HarnessError> {
         let profile = &self.profile;
         let failed = |what: &str, reason: String| HarnessError::Render {
@@ -82,9 +104,11 @@ impl Installed {
             dialect: word(profile.dialect),
             context_tokens: context.context_tokens,
             reply_tokens_max: context.reply_tokens_max,
+            tool_servers: &context.tool_servers,
         };
+        let told = self.tell(&context.tool_servers)?;
         let mut argv = Vec::with_capacity(profile.argv.len());
-        for (index, source) in profile.argv.iter().enumerate() {
+        for (index, source) in profile.argv.iter().chain(&told.argv).enumerate() {
             let what = format!("launch.argv[{index}]");
             let argument =
                 template::render(source, &variables).map_err(|reason| failed(&what, reason))?;
@@ -92,7 +116,7 @@ impl Installed {
             argv.push(argument);
         }
         let mut env = BTreeMap::new();
-        for (key, source) in &profile.env {
+        for (key, source) in profile.env.iter().chain(&told.env) {
             let what = format!("launch.env.{key}");
             let value =
                 template::render(source, &variables).map_err(|reason| failed(&what, reason))?;
@@ -100,7 +124,7 @@ impl Installed {
             env.insert(key.clone(), value);
         }
         let mut files = Vec::with_capacity(profile.files.len());
-        for (path, source) in &profile.files {
+        for (path, source) in profile.files.iter().chain(&told.files) {
             let what = format!("launch.files.{path:?}");
             let content =
                 template::render(source, &variables).map_err(|reason| failed(&what, reason))?;
@@ -135,6 +159,40 @@ impl Installed {
             },
             mounts: self.mounts.clone(),
         })
+    }
+}
+
+impl Installed {
+    /// What is added for tool servers; nothing without any.
+    fn tell(&self, servers: &[ToolServer]) -> Result<ToolServers, HarnessError> {
+        if servers.is_empty() {
+            return Ok(ToolServers::default());
+        }
+        let failed = |server: &ToolServer, reason: String| HarnessError::ToolServers {
+            name: self.profile.name.clone(),
+            server: server.name.clone(),
+            reason,
+        };
+        let Some(way) = &self.profile.tool_servers else {
+            let reason = "its profile has no table [tool_servers]".to_owned();
+            return Err(failed(&servers[0], reason));
+        };
+        for server in servers {
+            if !way.kinds.contains(&server.kind) {
+                let kinds = way.kinds.join(", ");
+                let reason = format!(
+                    "it is of kind {}, and the harness uses {kinds}",
+                    server.kind
+                );
+                return Err(failed(server, reason));
+            }
+            let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+            if server.name.is_empty() || !server.name.chars().all(plain) {
+                let reason = "a name has letters, digits, `_` and `-` only".to_owned();
+                return Err(failed(server, reason));
+            }
+        }
+        Ok(way.clone())
     }
 }
 

@@ -44,5 +44,5 @@ mod warm;
 
 pub use error::{HarnessError, ProfileError};
 pub use install::{Installed, cache_folder};
-pub use launch::{Launch, LaunchContext};
-pub use profile::{Echo, ExitMeaning, Habits, Install, Profile, Spawn, names, word};
+pub use launch::{Launch, LaunchContext, ToolServer};
+pub use profile::{Echo, ExitMeaning, Habits, Install, Profile, Spawn, ToolServers, names, word};

@@ -39,6 +39,24 @@ pub enum Install {
     },
 }
 
+/// How a harness is told of tool servers (Model Context Protocol). Its templates are used only
+/// when there are some; they, and all others, may go through `tool_servers`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ToolServers {
+    /// What it can use: `stdio`, `http` (streamable), `sse`.
+    pub kinds: Vec<String>,
+    /// Templates of arguments, added at the end.
+    #[serde(default)]
+    pub argv: Vec<String>,
+    /// Templates of environment variables, added.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Templates of files, by path relative to HOME, added.
+    #[serde(default)]
+    pub files: BTreeMap<String, String>,
+}
+
 /// How a harness sends the model's own turn back in the next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -199,6 +217,9 @@ pub struct Profile {
     pub output_bytes_max: usize,
     /// Declared facts.
     pub habits: Habits,
+    /// How it is told of tool servers; `None` when it cannot be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_servers: Option<ToolServers>,
 }
 
 /// Names of all profiles: those inside the binary and those of the folder, sorted.

@@ -13,7 +13,7 @@ use record::Dialect;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::{Habits, Install, Profile, ProfileError, template};
+use crate::{Habits, Install, Profile, ProfileError, ToolServers, template};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,6 +29,7 @@ struct RawFile {
     #[serde(default)]
     limits: RawLimits,
     habits: Option<Spanned<Habits>>,
+    tool_servers: Option<Spanned<ToolServers>>,
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
@@ -173,6 +174,10 @@ impl Profile {
                 ));
             }
         }
+        if let Some(servers) = &raw.tool_servers {
+            check_tool_servers(servers.get_ref(), &launch.files)
+                .map_err(|problem| source.at(servers.span(), problem))?;
+        }
         let text = |text: &Spanned<String>| text.get_ref().clone();
         Ok(Self {
             name: name.to_owned(),
@@ -204,8 +209,41 @@ impl Profile {
             install_s: raw.limits.install_s,
             output_bytes_max: raw.limits.output_bytes_max,
             habits: raw.habits.map(Spanned::into_inner).unwrap_or_default(),
+            tool_servers: raw.tool_servers.map(Spanned::into_inner),
         })
     }
+}
+
+/// What is wrong with the way in which a harness is told of tool servers.
+fn check_tool_servers(
+    servers: &ToolServers,
+    files: &BTreeMap<String, Spanned<String>>,
+) -> Result<(), String> {
+    for kind in &servers.kinds {
+        if !["stdio", "http", "sse"].contains(&kind.as_str()) {
+            return Err(format!("kinds: `{kind}`: expected stdio, http or sse"));
+        }
+    }
+    if servers.kinds.is_empty() {
+        return Err("kinds: expected at least one of stdio, http, sse".into());
+    }
+    let texts = servers.argv.iter().chain(servers.env.values());
+    for text in texts.chain(servers.files.values()) {
+        template::check(text)?;
+    }
+    for path in servers.files.keys() {
+        if !is_inside(path) {
+            return Err(format!(
+                "`{path}`: expected a path relative to HOME, without `..`"
+            ));
+        }
+        if files.contains_key(path) {
+            return Err(format!(
+                "`{path}` is one of `launch.files` already; go through `tool_servers` there"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a text may be part of a file name.

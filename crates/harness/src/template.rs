@@ -34,10 +34,12 @@ pub struct Variables<'a> {
     pub context_tokens: u32,
     /// Tokens that one reply may have.
     pub reply_tokens_max: u32,
+    /// Tool servers to tell the harness of.
+    pub tool_servers: &'a [crate::ToolServer],
 }
 
 /// The names of [`Variables`], for messages and checks.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 15] = [
     "instruction",
     "base_url",
     "api_key",
@@ -52,6 +54,7 @@ pub const NAMES: [&str; 14] = [
     "dialect",
     "context_tokens",
     "reply_tokens_max",
+    "tool_servers",
 ];
 
 fn environment() -> Environment<'static> {
@@ -124,6 +127,7 @@ mod tests {
             dialect: "chat",
             context_tokens: 10,
             reply_tokens_max: 5,
+            tool_servers: &[],
         }
     }
 

@@ -69,6 +69,7 @@ pub(crate) async fn warm(
         dialect: crate::word(profile.dialect),
         context_tokens: 1 << 17,
         reply_tokens_max: 4096,
+        tool_servers: &[],
     };
     let render = |source: &String| template::render(source, &variables).map_err(WarmError::Render);
     let argv = profile.warm.iter().map(render).collect::<Result<_, _>>()?;

@@ -130,7 +130,9 @@ async fn worker() {
         "package = ",
         &format!("node_min = {node_min:?}\npackage = "),
     );
-    let profile = Profile::parse("toy.toml", "toy", &text).unwrap();
+    let name = std::env::var("TOY_NAME").unwrap_or("toy".into());
+    let text = text.replace("name = \"toy\"", &format!("name = {name:?}"));
+    let profile = Profile::parse("toy.toml", &name, &text).unwrap();
     match profile.install(Path::new(&cache)).await {
         Ok(installed) => {
             assert!(
@@ -139,7 +141,10 @@ async fn worker() {
                     .join("node_modules/toy/cli.js")
                     .is_file()
             );
-            assert_eq!(installed.mounts[0].target, Path::new("/opt/harness/toy"));
+            assert_eq!(
+                installed.mounts[0].target,
+                Path::new("/opt/harness").join(&name)
+            );
             println!(
                 "SAID {}{} DONE",
                 installed.digest,
@@ -157,6 +162,17 @@ fn a_second_install_finds_the_bundle_and_runs_nothing() {
     assert_eq!(first.len(), 64, "{first}");
     machine.npm("exit 9");
     assert_eq!(machine.install(), first);
+    assert_eq!(machine.runs(), 1);
+    assert_eq!(machine.cache().len(), 1);
+}
+
+/// Two modes of one program are two profiles, and one download.
+#[test]
+fn profiles_of_one_package_share_its_bundle() {
+    let machine = Machine::new(Some(GOOD));
+    let first = machine.install();
+    let other = machine.command().env("TOY_NAME", "mode").output().unwrap();
+    assert_eq!(said(&other), first);
     assert_eq!(machine.runs(), 1);
     assert_eq!(machine.cache().len(), 1);
 }

@@ -8,7 +8,7 @@
 
 use std::{fmt::Write, path::PathBuf, time::Duration};
 
-use harness::{Installed, Launch, LaunchContext, Profile};
+use harness::{Installed, Launch, LaunchContext, Profile, ToolServer};
 use sandbox::Mount;
 
 fn installed(name: &str) -> Installed {
@@ -38,6 +38,7 @@ fn context(instruction: &str) -> LaunchContext {
         context_tokens: 4096,
         reply_tokens_max: 512,
         timeout: Duration::from_secs(90),
+        tool_servers: Vec::new(),
     }
 }
 
@@ -222,4 +223,91 @@ fn the_smaller_time_limit_wins() {
     react.profile.run_s = 7;
     let launch = react.launch(&context("x")).unwrap();
     assert_eq!(launch.exec.timeout, Duration::from_secs(7));
+}
+
+fn servers() -> Vec<ToolServer> {
+    let env = [("KEY".to_owned(), "a \"b\"".to_owned())];
+    vec![
+        ToolServer {
+            name: "near".into(),
+            kind: "stdio".into(),
+            command: "/bin/serve".into(),
+            args: vec!["--x".into(), "y z".into()],
+            env: env.clone().into(),
+            ..ToolServer::default()
+        },
+        ToolServer {
+            name: "far-away".into(),
+            kind: "http".into(),
+            url: "http://127.0.0.1:9/mcp".into(),
+            headers: env.into(),
+            ..ToolServer::default()
+        },
+    ]
+}
+
+/// Every profile that says how its harness is told of tool servers makes files that can be read,
+/// with everything in them; the others refuse.
+#[test]
+fn harnesses_are_told_of_tool_servers_or_refuse() {
+    let mut told = Vec::new();
+    for name in harness::names(None) {
+        let installed = installed(&name);
+        let can = installed.profile.tool_servers.is_some();
+        let plain = installed.launch(&context("do it")).unwrap();
+        let mut context = context("do it");
+        context.tool_servers = servers();
+        let launch = match installed.launch(&context) {
+            Ok(launch) => launch,
+            Err(error) => {
+                assert!(!can, "{name}: {error}");
+                let error = error.to_string();
+                assert!(
+                    error.contains("cannot be told of the tool server `near`"),
+                    "{error}"
+                );
+                continue;
+            }
+        };
+        assert!(can, "{name}");
+        assert!(show(&plain).len() < show(&launch).len(), "{name}");
+        let changed = launch
+            .files
+            .iter()
+            .find(|file| !plain.files.contains(file))
+            .unwrap_or_else(|| panic!("{name}: no file says it"));
+        let text = String::from_utf8(changed.content.clone()).unwrap();
+        let is_toml = changed.path.extension().is_some_and(|end| end == "toml");
+        let value: serde_json::Value = if is_toml {
+            toml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}\n{text}"))
+        } else {
+            serde_json::from_str(&text).unwrap()
+        };
+        let found = value.to_string();
+        for word in [
+            "\"near\"",
+            "\"far-away\"",
+            "\"/bin/serve\"",
+            "\"y z\"",
+            "http://127.0.0.1:9/mcp",
+            "\"KEY\":\"a \\\"b\\\"\"",
+        ] {
+            assert!(found.contains(word), "{name} lacks {word}: {found}");
+        }
+        told.push(name.clone());
+        context.tool_servers[0].name = "two words".into();
+        assert!(installed.launch(&context).is_err(), "{name}");
+    }
+    assert_eq!(
+        told,
+        [
+            "claude-code",
+            "codex",
+            "gemini-cli",
+            "openclaw",
+            "opencode",
+            "qwen-code",
+            "react"
+        ]
+    );
 }

@@ -98,7 +98,7 @@ harnesses/mine.toml:7: `"x"`: `package` belongs to kind = "npm"
 harnesses/mine.toml:7: `"--global"`: expected the bare name of a package; its version is the profile's `version`
 harnesses/mine.toml:8: `"new"`: expected a version of up to three numbers, e.g. `20.6.0`
 harnesses/mine.toml:7: `[]`: expected requirements, the first a bare package name (its version is the profile's `version`)
-harnesses/mine.toml:8: `"{{ instructoin }}"`: unknown template variable `instructoin`; expected one of instruction, base_url, api_key, model, workspace, home, bundle, node, python, guest, version, dialect, context_tokens, reply_tokens_max
+harnesses/mine.toml:8: `"{{ instructoin }}"`: unknown template variable `instructoin`; expected one of instruction, base_url, api_key, model, workspace, home, bundle, node, python, guest, version, dialect, context_tokens, reply_tokens_max, tool_servers
 harnesses/mine.toml:8: `"{{ instruction"`: unexpected end of input, expected end of variable block (line 1 of the template)
 harnesses/mine.toml:8: `["mine", "go"]`: expected `{{ instruction }}` in argv, stdin, env or files: the harness would never learn its task
 harnesses/mine.toml:8: `[]`: expected at least the program

@@ -1,11 +1,12 @@
 //! One supervised step over a batch that was captured through a harness, computed as one forest,
 //! as one tree per rollout, and as rows:
 //!
-//! `cargo run --release -p learner --example captured_batch -- RUN POLICY [ROLLOUTS] [THREADS] [ROWS.json]`
+//! `cargo run --release -p learner --example captured_batch -- RUN POLICY [ROLLOUTS] [THREADS] [ROWS.json] [MODE]`
 //!
 //! RUN is a run directory, POLICY a Hugging Face folder (its shape and vocabulary are used). Prints
 //! tokens and seconds of a forward and backward pass, best of three, and writes the rows' token ids
-//! for `scripts/bench/rows-torch.py`, which measures PyTorch on the same batch.
+//! for `scripts/bench/rows-torch.py`, which measures PyTorch on the same batch. MODE `forest`,
+//! `trees` or `rows` computes that alone, so that the peak of memory is its own.
 #![expect(clippy::print_stdout, reason = "a command")]
 
 use std::{collections::BTreeMap, error::Error, path::Path, time::Instant};
@@ -21,6 +22,14 @@ fn processor_seconds() -> f64 {
     let fields: Vec<&str> = after.split_whitespace().collect();
     let ticks = |at: usize| -> f64 { fields.get(at).and_then(|f| f.parse().ok()).unwrap_or(0.0) };
     (ticks(11) + ticks(12)) / 100.0
+}
+
+/// Peak memory of this process so far.
+fn peak_megabytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) / 1024
 }
 
 /// Tokens computed, and the best of three passes in wall and processor seconds.
@@ -64,7 +73,7 @@ fn measure(
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [run, policy, ..] = arguments.as_slice() else {
-        println!("usage: captured_batch RUN POLICY [ROLLOUTS] [THREADS] [ROWS.json]");
+        println!("usage: captured_batch RUN POLICY [ROLLOUTS] [THREADS] [ROWS.json] [MODE]");
         return Ok(());
     };
     let number = |at: usize, other| arguments.get(at).map_or(Ok(other), |text| text.parse());
@@ -107,7 +116,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(path) = arguments.get(4) {
         std::fs::write(path, serde_json::to_vec(&rows)?)?;
     }
-    let (unique, forest_wall, forest_cpu) = measure(&weights, &whole, settings)?;
+    let mode = arguments.get(5).map(String::as_str);
     // Each tree, and each row, by itself: nothing is merged across them.
     let alone = |trees: &[TrainTree]| -> Result<(u64, f64, f64), Box<dyn Error>> {
         let mut sum = (0, 0.0, 0.0);
@@ -117,19 +126,33 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Ok(sum)
     };
-    let (of_trees, tree_wall, tree_cpu) = alone(&whole)?;
-    let (of_rows, row_wall, row_cpu) = alone(&as_rows)?;
-    for (name, tokens, wall, processor) in [
-        ("forest", unique, forest_wall, forest_cpu),
-        ("trees", of_trees, tree_wall, tree_cpu),
-        ("rows", of_rows, row_wall, row_cpu),
-    ] {
+    println!("before: peak {} MB", peak_megabytes());
+    let mut all = Vec::new();
+    for name in ["forest", "trees", "rows"] {
+        if mode.is_some_and(|mode| mode != name) {
+            continue;
+        }
+        let found = match name {
+            "forest" => measure(&weights, &whole, settings)?,
+            "trees" => alone(&whole)?,
+            _ => alone(&as_rows)?,
+        };
+        let (tokens, wall, processor) = found;
         println!(
-            "{name:>6}: {tokens:>8} tokens, {wall:>7.2} s wall, {processor:>7.2} s of processor; against rows: tokens {:.2}, wall {:.2}, processor {:.2}",
-            of_rows as f64 / tokens as f64,
-            row_wall / wall,
-            row_cpu / processor
+            "{name:>6}: {tokens:>8} tokens, {wall:>7.2} s wall, {processor:>7.2} s of processor, peak {} MB so far",
+            peak_megabytes()
         );
+        all.push((name, found));
+    }
+    if let [rest @ .., (_, rows)] = all.as_slice() {
+        for (name, (tokens, wall, processor)) in rest {
+            println!(
+                "rows against {name}: tokens {:.2}, wall {:.2}, processor {:.2}",
+                rows.0 as f64 / *tokens as f64,
+                rows.1 / wall,
+                rows.2 / processor
+            );
+        }
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use learner::{
 use model::{
     Weights,
     adamw::AdamWSettings,
+    device::Device,
     forest::{self, Segment},
 };
 use objective::{Aggregation, clipped_token, truncated_weight};
@@ -58,6 +59,7 @@ const COMPUTE: forest::Settings = forest::Settings {
     block_tokens_max: 24,
     temperature: 0.9,
     recompute: false,
+    device: Device::CPU,
 };
 
 /// The loss of a batch as plainly as it can be said: row by row, token by token.

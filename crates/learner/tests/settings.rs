@@ -20,6 +20,7 @@ use model::{
     Weights,
     adamw::AdamWSettings,
     config::{Config, Family},
+    device::Device,
     forest::{self, Segment},
     lora::LoraSettings,
 };
@@ -30,6 +31,7 @@ const COMPUTE: forest::Settings = forest::Settings {
     block_tokens_max: 64,
     temperature: 1.0,
     recompute: false,
+    device: Device::CPU,
 };
 
 fn weights(seed: u64) -> Weights {

@@ -208,17 +208,17 @@ fn run(
     mut waiting: mpsc::Receiver<Put>,
     full: &AtomicBool,
 ) {
+    Checkpoints::watch(&connection);
     let mut batch = Vec::with_capacity(COMMIT_RECORDS_MAX);
     while waiting.blocking_recv_many(&mut batch, COMMIT_RECORDS_MAX) > 0 {
         let all = commit(&mut connection, batch.iter().map(|put| &put.change));
         if all.is_ok() {
             full.store(false, Ordering::Relaxed);
-            let bytes = batch.iter().map(|put| put.change.bytes()).sum();
             for put in batch.drain(..) {
                 // The caller may have gone; what it wanted is done.
                 let _ = put.done.send(Ok(()));
             }
-            checkpoints.committed(&connection, bytes);
+            checkpoints.committed(&connection);
             continue;
         }
         // Somebody's record does not go in. The others must not suffer: one by one.
@@ -241,11 +241,9 @@ fn run(
             }
             let _ = put.done.send(result);
         }
-        checkpoints.committed(&connection, 0);
+        checkpoints.committed(&connection);
     }
-    // The other connection goes first: the last one folds in what is left and removes the log.
-    drop(checkpoints);
-    drop(connection);
+    checkpoints.end(&connection);
 }
 
 fn commit<'a>(

@@ -15,7 +15,8 @@ use std::{path::Path, sync::Arc, time::Instant};
 use common::{peak_megabytes, processor_seconds, shape};
 use model::{
     Weights,
-    decode::{Batch, PrefixCache, Sequence, Settings},
+    decode::{Batch, PrefixCache, Prepared, Sequence, Settings},
+    device::Device,
 };
 use record::Sampling;
 
@@ -34,7 +35,7 @@ fn timed(work: impl FnOnce()) -> Seconds {
 
 /// Prompts read, read again, and replies drawn, over all threads.
 struct Bench {
-    weights: Arc<Weights>,
+    prepared: Arc<Prepared>,
     threads: usize,
 }
 
@@ -47,9 +48,9 @@ impl Bench {
                     prompts.iter().skip(thread).step_by(self.threads).collect();
                 let cache = Arc::clone(cache);
                 scope.spawn(move || {
-                    let rope = Batch::rope(&self.weights);
+                    let rope = Batch::rope(self.prepared.weights());
                     let settings = Settings::default();
-                    let mut batch = Batch::new(Arc::clone(&self.weights), rope, cache, settings);
+                    let mut batch = Batch::new(Arc::clone(&self.prepared), rope, cache, settings);
                     for (id, prompt) in (0..).zip(own) {
                         batch.admit(Sequence {
                             id,
@@ -63,7 +64,9 @@ impl Bench {
                         });
                     }
                     while !batch.is_empty() {
-                        batch.step();
+                        if let Err(error) = batch.step() {
+                            println!("{error}");
+                        }
                     }
                 });
             }
@@ -93,8 +96,17 @@ fn main() {
     };
     let vocabulary = weights.config.vocab_size;
     let config = weights.config.clone();
+    let began = processor_seconds();
+    let prepared = match Prepared::new(Arc::new(weights), Device::CPU) {
+        Ok(prepared) => Arc::new(prepared),
+        Err(error) => return println!("{error}"),
+    };
+    println!(
+        "weights packed in {:.2} processor seconds",
+        processor_seconds() - began
+    );
     let bench = Bench {
-        weights: Arc::new(weights),
+        prepared,
         threads: threads.max(1),
     };
     for sequences in batches {

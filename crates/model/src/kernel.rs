@@ -1,6 +1,8 @@
 //! Matrix products (by the `gemm` crate, which picks AVX2 or AVX-512 at run time) and the vector
 //! maths around them, written so that the compiler vectorises it.
 
+use crate::device::{Operand, Source};
+
 /// A read-only matrix view over a slice.
 #[derive(Debug, Clone, Copy)]
 pub struct Mat<'a> {
@@ -51,6 +53,31 @@ impl<'a> Mat<'a> {
             columns: self.rows,
             row_stride: self.column_stride,
             column_stride: self.row_stride,
+        }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// For a device that holds `weights`: a view of them is named by its place.
+    pub(crate) fn operand(&self, weights: &[f32]) -> Operand<'a> {
+        let first = self.data.as_ptr();
+        let source = if weights.as_ptr_range().contains(&first) {
+            Source::Weights((first.addr() - weights.as_ptr().addr()) / size_of::<f32>())
+        } else {
+            Source::Memory(self.data)
+        };
+        Operand {
+            source,
+            rows: self.rows,
+            columns: self.columns,
+            row_stride: self.row_stride,
+            column_stride: self.column_stride,
         }
     }
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use model::{
     Weights,
-    decode::{self, Batch, PrefixCache, Sequence},
+    decode::{self, Batch, PrefixCache, Prepared, Sequence},
+    device::Device,
     forest::{self, Segment},
 };
 use serde_json::Value;
@@ -239,8 +240,9 @@ fn smollm2_computes_what_transformers_computes() {
     // Decoding gives the same numbers as training.
     let weights = std::sync::Arc::new(weights);
     let cache = std::sync::Arc::new(PrefixCache::new(&weights.config, 1 << 28));
+    let prepared = Prepared::new(weights.clone(), Device::CPU).unwrap();
     let mut batch = Batch::new(
-        weights.clone(),
+        std::sync::Arc::new(prepared),
         Batch::rope(&weights),
         cache,
         decode::Settings::default(),
@@ -257,7 +259,7 @@ fn smollm2_computes_what_transformers_computes() {
         stop_when: None,
     });
     let drawn = loop {
-        if let Some(done) = batch.step().pop() {
+        if let Some(done) = batch.step().unwrap().pop() {
             break done.drawn;
         }
     };

@@ -18,7 +18,12 @@
 //! | [`batch`] | many jobs: bounded, in order, resumable, cancellable |
 //! | [`summary`] | what the calls of a rollout come to, kept for whoever looks at the run; pure |
 //! | [`event`] | what a progress display may know, and counters |
+//! | `words` | what one part says, in the words of another; pure |
 //! | [`wiring`] | the ports over the real gateway, ledger and verifier |
+//!
+//! The services of a task (`verify::Services`) run beside its sandbox from before it is made until
+//! it is gone; the harness starts when they and the task's tool servers answer, and is told of the
+//! tool servers by its profile. What services were asked goes to the verifier.
 //!
 //! A task in steps (Harbor) goes round harness, settle and verify once per step, in one sandbox
 //! and as one rollout; a step whose reward is below its `min_reward` is the last one.
@@ -62,6 +67,7 @@ pub mod settings;
 mod steps;
 pub mod summary;
 pub mod wiring;
+mod words;
 
 pub use batch::{BatchError, BatchResult};
 pub use event::{Counts, Event};

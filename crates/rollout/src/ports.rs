@@ -124,8 +124,8 @@ pub trait Judge: Send + Sync + Debug {
     /// [`JudgeError`].
     async fn verify(&self, task: &Task, sandbox: &dyn Sandbox) -> Result<Verdict, JudgeError>;
 
-    /// As [`Judge::verify`], for verifiers that read the conversation: `id` is the rollout whose
-    /// calls are settled. Without a judge of its own kind the conversation is not told.
+    /// As [`Judge::verify`], for verifiers that read the conversation or what services were asked:
+    /// `id` is the rollout whose calls are settled. Without a judge of its own kind neither is told.
     ///
     /// # Errors
     /// [`JudgeError`].
@@ -134,6 +134,7 @@ pub trait Judge: Send + Sync + Debug {
         _id: &RolloutId,
         task: &Task,
         sandbox: &dyn Sandbox,
+        _audit: Option<&verify::Audit>,
     ) -> Result<Verdict, JudgeError> {
         self.verify(task, sandbox).await
     }

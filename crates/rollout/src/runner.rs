@@ -19,6 +19,7 @@ use crate::{
     ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
     settings::Settings,
     steps::{Steps, parts},
+    words::{tail, told},
 };
 
 /// How long a sandbox may stay silent after the limit of a process it runs.
@@ -26,9 +27,6 @@ const ANSWER_GRACE: Duration = Duration::from_secs(10);
 
 /// How often calls in flight are looked at between the steps of a task.
 const POLL: Duration = Duration::from_millis(20);
-
-/// Bytes of the harness's output that the record keeps.
-const TAIL_BYTES: usize = 2048;
 
 /// Runs rollouts. Cheap to clone; all clones share provider, gateway, ledger and verifier.
 #[derive(Debug, Clone)]
@@ -272,7 +270,8 @@ impl Runner {
             let budget = self
                 .one(job, rollout, &session, sandbox, exec, last)
                 .await?;
-            let verdict = self.verify(rollout, part, sandbox).await?;
+            let audit = place.services.as_ref().map(verify::Services::audit);
+            let verdict = self.verify(rollout, part, sandbox, audit.as_ref()).await?;
             if !steps.add(verdict, budget) {
                 break;
             }
@@ -351,11 +350,13 @@ impl Runner {
         rollout: &mut Rollout,
         task: &Task,
         sandbox: &dyn Sandbox,
+        audit: Option<&verify::Audit>,
     ) -> Result<Verdict, Broken> {
         let stages = &self.settings.stages;
         let started = Instant::now();
         let limit = Duration::from_secs(stages.verify_s);
-        let verify = self.judge.verify_rollout(&rollout.spec.id, task, sandbox);
+        let id = &rollout.spec.id;
+        let verify = self.judge.verify_rollout(id, task, sandbox, audit);
         let verdict = match timeout(limit, verify).await {
             Ok(verdict) => verdict,
             Err(_) => Err(JudgeError::Failed(format!(
@@ -399,8 +400,15 @@ impl Runner {
                 context_tokens: settings.context_tokens,
                 reply_tokens_max: settings.reply_tokens_max,
                 timeout,
+                tool_servers: verify::tool_servers(part).into_iter().map(told).collect(),
             })
-            .map_err(|error| (Fault::HarnessCrashed, error.to_string()))
+            .map_err(|error| {
+                let fault = match error {
+                    harness::HarnessError::ToolServers { .. } => Fault::SandboxStart,
+                    _ => Fault::HarnessCrashed,
+                };
+                (fault, error.to_string())
+            })
     }
 
     /// Makes the sandbox with all files in it, and says what to run.
@@ -414,7 +422,10 @@ impl Runner {
     ) -> Result<Exec, Broken> {
         let settings = &self.settings;
         let stages = &settings.stages;
-        let launch = self.launch(job, part, session)?;
+        // What the profile cannot say to its harness stays unsaid in another sandbox too.
+        let launch = self
+            .launch(job, part, session)
+            .inspect_err(|_| place.hopeless = true)?;
         let parts = job.task.environment.stages.len().max(1) as u64;
         let mut limits = settings.limits.clone();
         limits.deadline_s = limits.deadline_s.max(stages.deadline_s() * parts);
@@ -431,17 +442,35 @@ impl Runner {
         spec.mounts = launch.mounts;
         spec.gateway_socket = Some(settings.gateway_socket.clone());
         spec.gateway_port = settings.gateway_port;
+        place.services = verify::Services::start(&job.task)
+            .map_err(|error| (Fault::SandboxStart, error.to_string()))?;
+        if let Some(services) = &place.services {
+            spec.forwards = services.forwards();
+        }
+        let port = settings.gateway_port;
+        if spec.forwards.iter().any(|(taken, _)| *taken == port) {
+            place.hopeless = true;
+            let reason = format!("a service of the task has the gateway's port {port}");
+            return Err((Fault::SandboxStart, reason));
+        }
         let files = launch.files;
         let make = async {
+            let services = place.services.as_ref();
             let sandbox = self.provider.create(spec).await.inspect_err(|error| {
                 place.hopeless = matches!(error, SandboxError::Unsupported { .. });
             });
             let sandbox = place
                 .sandbox
                 .insert(sandbox.map_err(|error| error.to_string())?);
-            verify::prepare(part, sandbox.as_ref())
-                .await
-                .map_err(|error| error.to_string())?;
+            let failed = |error: verify::VerifyError| error.to_string();
+            let sandbox: &dyn Sandbox = sandbox.as_ref();
+            verify::prepare(part, sandbox).await.map_err(failed)?;
+            if let Some(services) = services {
+                let ready = services.ready(&job.task, sandbox);
+                ready.await.map_err(failed)?;
+            }
+            let started = verify::start_tool_servers(&job.task, sandbox);
+            started.await.map_err(failed)?;
             sandbox
                 .upload(files)
                 .await
@@ -532,6 +561,7 @@ impl Runner {
 #[derive(Default)]
 struct Place {
     sandbox: Option<Box<dyn Sandbox>>,
+    services: Option<verify::Services>,
     hopeless: bool,
 }
 
@@ -544,30 +574,6 @@ struct Open<'a> {
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         self.capture.close(self.id);
-    }
-}
-
-/// The end of what a harness printed, without its key.
-fn tail(output: &Output, key: &str) -> String {
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let half = TAIL_BYTES / 2;
-    let mut text = classify::last_bytes(
-        stdout.trim_end(),
-        half.max(TAIL_BYTES.saturating_sub(stderr.len())),
-    )
-    .to_owned();
-    let errors = classify::last_bytes(stderr.trim_end(), half);
-    if !errors.is_empty() {
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        text.push_str(errors);
-    }
-    if key.is_empty() {
-        text
-    } else {
-        text.replace(key, "<key>")
     }
 }
 

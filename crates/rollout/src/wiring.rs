@@ -241,9 +241,19 @@ fn judge_error(error: VerifyError) -> JudgeError {
 impl RealJudge {
     /// Keeps the world of a rollout, or the reason why it is not kept. Neither is a fault: the
     /// rollout has its verdict all the same.
-    async fn keep(&self, id: &RolloutId, task: &Task, sandbox: &dyn Sandbox) {
+    async fn keep(
+        &self,
+        id: &RolloutId,
+        task: &Task,
+        sandbox: &dyn Sandbox,
+        audit: Option<&verify::Audit>,
+    ) {
         let Some(keep) = &self.keep else { return };
         let world = World::read(task, sandbox, keep.bytes_max).await;
+        let world = world.map(|world| World {
+            audit: audit.cloned(),
+            ..world
+        });
         let (folder, id) = (keep.folder.clone(), id.clone());
         let write = move || -> Result<(), String> {
             std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
@@ -290,9 +300,10 @@ impl Judge for RealJudge {
         id: &RolloutId,
         task: &Task,
         sandbox: &dyn Sandbox,
+        audit: Option<&verify::Audit>,
     ) -> Result<Verdict, JudgeError> {
         verify::collect(task, sandbox).await.map_err(judge_error)?;
-        self.keep(id, task, sandbox).await;
+        self.keep(id, task, sandbox, audit).await;
         let listens = task.verifier.payload != Payload::None
             || task.verifier.contract == Contract::OfficeAnswer
             || task.grading.mix != Mix::Code;
@@ -309,6 +320,7 @@ impl Judge for RealJudge {
         let told = Told {
             transcript: transcript.as_ref(),
             panel: self.panel.as_deref(),
+            audit,
         };
         let verdict = if task.environment.verifier_apart {
             verify::apart(task, sandbox, self.provider.as_ref(), told).await

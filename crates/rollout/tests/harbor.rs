@@ -235,7 +235,7 @@ async fn what_is_not_supported_is_refused_with_the_reason() {
     let cases = [
         (
             "[[environment.mcp_servers]]\nname = \"mail\"\ntransport = \"stdio\"\ncommand = \"x\"\n",
-            "the tool server mail",
+            "tool server mail",
         ),
         (
             "[environment]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"pypi.org\"]\n",

@@ -1,6 +1,7 @@
 //! Makes sandboxes with work inside, and more of them for ever, until it is killed: the victim
 //! of the leak tests. `cargo run --release -p sandbox --example hold [N]`. They are local ones, or
-//! containers of the engine `ESPALIER_HOLD_DOCKER` with the image `ESPALIER_HOLD_IMAGE`.
+//! containers of the engine `ESPALIER_HOLD_DOCKER`, or pods of the cluster that
+//! `ESPALIER_HOLD_KUBECONFIG` describes, with the image `ESPALIER_HOLD_IMAGE`.
 
 use std::time::Duration;
 
@@ -54,7 +55,33 @@ async fn main() -> Result<(), SandboxError> {
         .nth(1)
         .and_then(|n| n.parse().ok())
         .unwrap_or(4);
-    let provider: Box<dyn Provider> = match std::env::var("ESPALIER_HOLD_DOCKER") {
+    let provider = provider().await?;
+    let all = join_all((0..count).map(|number| hold(&*provider, number))).await;
+    all.into_iter().collect()
+}
+
+#[cfg(feature = "kubernetes")]
+async fn of_a_cluster(kubeconfig: String) -> Result<Box<dyn Provider>, SandboxError> {
+    let namespace = std::env::var("ESPALIER_HOLD_NAMESPACE").ok();
+    let config = sandbox::KubernetesConfig {
+        kubeconfig: Some(kubeconfig.into()),
+        namespace: namespace.filter(|n| !n.is_empty()),
+        image: std::env::var("ESPALIER_HOLD_IMAGE").ok(),
+        cpu_request_millis: Some(10),
+        memory_request_bytes: Some(16 << 20),
+        network_policy: false,
+        ..sandbox::KubernetesConfig::default()
+    };
+    let provider = sandbox::KubernetesProvider::start(config).await?;
+    Ok(Box::new(provider))
+}
+
+async fn provider() -> Result<Box<dyn Provider>, SandboxError> {
+    #[cfg(feature = "kubernetes")]
+    if let Ok(kubeconfig) = std::env::var("ESPALIER_HOLD_KUBECONFIG") {
+        return of_a_cluster(kubeconfig).await;
+    }
+    Ok(match std::env::var("ESPALIER_HOLD_DOCKER") {
         Ok(host) => Box::new(
             DockerProvider::start(DockerConfig {
                 host: Some(host),
@@ -64,7 +91,5 @@ async fn main() -> Result<(), SandboxError> {
             .await?,
         ),
         Err(_) => Box::new(LocalProvider::start(LocalConfig::default()).await?),
-    };
-    let all = join_all((0..count).map(|number| hold(&*provider, number))).await;
-    all.into_iter().collect()
+    })
 }

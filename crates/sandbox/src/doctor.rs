@@ -22,7 +22,7 @@ pub struct Check {
     pub advice: String,
 }
 
-fn good(name: &str, found: impl Into<String>) -> Check {
+pub(crate) fn good(name: &str, found: impl Into<String>) -> Check {
     Check {
         name: name.to_owned(),
         ok: true,
@@ -32,7 +32,7 @@ fn good(name: &str, found: impl Into<String>) -> Check {
     }
 }
 
-fn bad(name: &str, found: impl Into<String>, costs: &str, advice: &str) -> Check {
+pub(crate) fn bad(name: &str, found: impl Into<String>, costs: &str, advice: &str) -> Check {
     Check {
         ok: false,
         costs: costs.to_owned(),

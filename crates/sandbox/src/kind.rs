@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DockerConfig, DockerProvider, LocalConfig, LocalProvider, Provider, SandboxError};
+use crate::{
+    Check, DockerConfig, DockerProvider, LocalConfig, LocalProvider, Provider, SandboxError,
+};
+#[cfg(feature = "kubernetes")]
+use crate::{KubernetesConfig, KubernetesProvider};
 
 /// A kind and its settings, as in `kind = "docker"` with the keys of [`DockerConfig`] beside it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +18,9 @@ pub enum SandboxConfig {
     Local(LocalConfig),
     /// Containers of a Docker-compatible engine.
     Docker(DockerConfig),
+    /// Pods of a cluster.
+    #[cfg(feature = "kubernetes")]
+    Kubernetes(Box<KubernetesConfig>),
 }
 
 impl Default for SandboxConfig {
@@ -30,7 +37,20 @@ pub async fn start(config: &SandboxConfig) -> Result<Arc<dyn Provider>, SandboxE
     Ok(match config {
         SandboxConfig::Local(config) => Arc::new(LocalProvider::start(config.clone()).await?),
         SandboxConfig::Docker(config) => Arc::new(DockerProvider::start(config.clone()).await?),
+        #[cfg(feature = "kubernetes")]
+        SandboxConfig::Kubernetes(config) => {
+            Arc::new(KubernetesProvider::start((**config).clone()).await?)
+        }
     })
+}
+
+/// Looks at what a kind needs beside this machine; nothing for the local one. Changes nothing.
+pub async fn doctor_kind(config: &SandboxConfig) -> Vec<Check> {
+    match config {
+        SandboxConfig::Local(_) | SandboxConfig::Docker(_) => Vec::new(),
+        #[cfg(feature = "kubernetes")]
+        SandboxConfig::Kubernetes(config) => crate::kubernetes::doctor(config).await,
+    }
 }
 
 #[cfg(test)]
@@ -50,5 +70,27 @@ mod tests {
         let wrong = read(serde_json::json!({"kind": "podman"})).unwrap_err();
         assert!(wrong.to_string().contains("docker"), "{wrong}");
         assert!(read(serde_json::json!({"kind": "local"})).is_ok());
+    }
+
+    #[cfg(feature = "kubernetes")]
+    #[test]
+    fn a_recipe_describes_a_pool() {
+        let text = r#"
+            kind = "kubernetes"
+            namespace = "rl"
+            image = "debian:12"
+            pull = "always"
+            node_selector = { pool = "rollouts" }
+            tolerations = [{ key = "rollouts", effect = "NoSchedule" }]
+            volumes = [{ source = "/bundles", claim = "bundles" }]
+        "#;
+        let SandboxConfig::Kubernetes(config) = toml::from_str(text).unwrap() else {
+            panic!("another kind");
+        };
+        assert_eq!(config.namespace.as_deref(), Some("rl"));
+        assert_eq!(config.pull, crate::PullPolicy::Always);
+        assert_eq!(config.volumes[0].claim, "bundles");
+        let wrong = toml::from_str::<SandboxConfig>("kind = \"kubernetes\"\nnamespcae = \"x\"");
+        assert!(wrong.unwrap_err().to_string().contains("namespcae"));
     }
 }

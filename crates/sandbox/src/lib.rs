@@ -12,6 +12,9 @@
 //! [`DockerProvider`] is the kind of Docker-compatible engines: the guest is put into a container
 //! and speaks through its standard input and output.
 //!
+//! `KubernetesProvider` (feature `kubernetes`, on by default) is the kind of clusters: the guest is
+//! put into a pod, and speaks through an `exec` that lasts as long as the sandbox.
+//!
 //! `tests/suite` is what all kinds promise; each runs it.
 //!
 //! Invariants:
@@ -34,6 +37,8 @@ mod egress;
 mod guest_binary;
 mod inhabited;
 mod kind;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod local;
 mod stream;
 mod tunnel;
@@ -44,9 +49,12 @@ pub use doctor::{Check, doctor};
 pub use egress::{Allowed, Decision, EgressProxy, EgressRecord};
 pub use guest::{
     archive::{Entry, EntryKind},
+    mcp,
     protocol::{Capabilities, Degraded, GATEWAY_SOCKET_PATH, GUEST_PATH},
 };
-pub use kind::{SandboxConfig, start};
+pub use kind::{SandboxConfig, doctor_kind, start};
+#[cfg(feature = "kubernetes")]
+pub use kubernetes::{KubernetesConfig, KubernetesProvider, PullPolicy, SharedFolder, Toleration};
 pub use local::{LocalConfig, LocalProvider};
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};

@@ -114,6 +114,7 @@ fn assemble(
             mix,
             rubric,
             pass_at: 1.0,
+            audit: None,
         },
         environment: Environment::default(),
         digest: String::new(),

@@ -83,6 +83,7 @@ impl Feed {
             Contract::LastLineOrZero => "last-line-or-zero",
             Contract::RewardFile => "reward-file",
             Contract::OfficeAnswer => "office-answer",
+            Contract::Audit => "audit",
             Contract::None => "none",
         });
     }

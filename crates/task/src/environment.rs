@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Step, TaskFile, Verifier};
+use crate::{Service, ServiceTool, Step, TaskFile, Verifier};
 
 /// Whom the sandbox may talk to, besides the gateway.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +41,16 @@ pub struct McpServer {
     pub name: String,
     /// How it is reached.
     pub transport: McpTransport,
+    /// Environment of a child process.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Headers of requests.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// Command that starts a server which is reached by an address, run by a shell in the
+    /// workspace before the harness; `None` when something else starts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<String>,
 }
 
 /// How a tool server is reached.
@@ -79,27 +89,6 @@ pub struct HealthCheck {
     pub start_period_s: f64,
     /// Failures in a row that are one too many.
     pub retries: u32,
-}
-
-/// A service that runs beside the harness and keeps a log of what it was asked (Claw-Eval).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Service {
-    /// Its name.
-    pub name: String,
-    /// Run by a shell.
-    pub command: String,
-    /// Port on the loopback.
-    pub port: u16,
-    /// Address that answers when it is ready.
-    pub health_check: String,
-    /// Method for that.
-    pub health_check_method: String,
-    /// Limit for becoming ready, in seconds.
-    pub ready_timeout_s: u64,
-    /// Address that empties its state and log.
-    pub reset_endpoint: Option<String>,
-    /// Environment of the command.
-    pub env: BTreeMap<String, String>,
 }
 
 /// What the harness's time and the machine must allow. `None`: the format says nothing.
@@ -181,6 +170,9 @@ pub struct Environment {
     pub mcp_servers: Vec<McpServer>,
     /// Services with an audit log.
     pub services: Vec<Service>,
+    /// Tools over the services' addresses, which the harness is told of as a tool server.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<ServiceTool>,
     /// Readiness.
     pub healthcheck: Option<HealthCheck>,
     /// Time and machine.

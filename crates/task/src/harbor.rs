@@ -296,7 +296,12 @@ fn environment(
             .push("it brings skills for the harness, which no profile takes yet".to_owned());
     }
     for server in table.objects("mcp_servers")? {
-        place.mcp_servers.push(mcp_server(server)?);
+        let mut server = mcp_server(server)?;
+        let env = std::mem::take(&mut server.env);
+        server.env = of_the_host(env, "variable of a tool server", place);
+        let headers = std::mem::take(&mut server.headers);
+        server.headers = of_the_host(headers, "header of a tool server", place);
+        place.mcp_servers.push(server);
     }
     if let Some(check) = table.object("healthcheck")? {
         place.healthcheck = Some(healthcheck(check)?);
@@ -306,6 +311,8 @@ fn environment(
 
 fn mcp_server(mut fields: Fields) -> Result<McpServer, TaskError> {
     let name = fields.text("name")?;
+    let env = fields.environment("env")?;
+    let headers = fields.environment("headers")?;
     let transport = match fields.text_or("transport", "sse")?.as_str() {
         "sse" => McpTransport::Sse {
             url: fields.text("url")?,
@@ -321,7 +328,13 @@ fn mcp_server(mut fields: Fields) -> Result<McpServer, TaskError> {
             return Err(fields.wrong("transport", "sse, streamable-http or stdio", &other.into()));
         }
     };
-    Ok(McpServer { name, transport })
+    Ok(McpServer {
+        name,
+        transport,
+        env,
+        headers,
+        start: None,
+    })
 }
 
 fn healthcheck(mut fields: Fields) -> Result<HealthCheck, TaskError> {

@@ -123,6 +123,7 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
                 expected: String::new(),
             }),
             pass_at: 1.0,
+            audit: None,
         },
         environment,
         digest: String::new(),

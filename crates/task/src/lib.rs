@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`chores`] | the built-in tasks, made from a seed |
 //! | [`mod@load`] | which format a folder or source has |
+//! | [`service`] | services made of data: records, and what requests do with them |
 //! | [`teacher`] | the scripted policy that plays a reference solution through any harness's tools |
 //!
 //! Formats, told apart folder by folder and file by file ([`load()`]):
@@ -16,7 +17,7 @@
 //! | ClawGym | `data_entry.json`, `reward/` | code, last line or zero; 0.7 / 0.3 with a rubric |
 //! | ClawGym's source | `*.jsonl` with `prompt`, `hook_code` | as above |
 //! | PinchBench, QwenClawBench | `*.md` with front matter | code, judge, weighted or gated |
-//! | Claw-Eval | `task.yaml` with `task_id` | judge |
+//! | Claw-Eval | `task.yaml` with `task_id` | audit of its services, and a judge |
 //! | MCP-Atlas | `*.csv` with `PROMPT`, `GTFA_CLAIMS` | judge, claim by claim |
 //! | OfficeQA | `*.csv` with `uid`, `question`, `answer` | the last words against the truth |
 //! | JobBench | `RUBRICS.json` | judge, weighted rubrics |
@@ -49,6 +50,8 @@ pub mod load;
 mod markdown;
 mod model;
 mod own;
+mod servers;
+pub mod service;
 mod tables;
 pub mod teacher;
 mod terminal_bench;
@@ -57,12 +60,13 @@ mod tree;
 
 pub use digest::{digest, set_digest, verifier_digest};
 pub use environment::{
-    Collect, Environment, HealthCheck, McpServer, McpTransport, Needs, Network, Requirement,
-    Service, Stage, Strategy,
+    Collect, Environment, HealthCheck, McpServer, McpTransport, Needs, Network, Requirement, Stage,
+    Strategy,
 };
 pub use error::TaskError;
-pub use grading::{Criterion, Grading, Mix, Rubric, Scale};
+pub use grading::{AuditCheck, AuditRules, Component, Criterion, Grading, Mix, Rubric, Scale};
 pub use load::{Found, load, load_dir, load_each};
 pub use model::{Contract, Format, Payload, Split, Step, Task, TaskFile, Verifier};
 pub use own::write_dir;
+pub use service::{Act, Mock, Route, Service, ServiceTool};
 pub use tree::{BYTES_MAX, FILES_MAX};

@@ -228,6 +228,7 @@ pub(crate) fn read_file(file: &Path) -> Result<Task, TaskError> {
             mix,
             rubric,
             pass_at: 1.0,
+            audit: None,
         },
         environment: Environment {
             refusals,

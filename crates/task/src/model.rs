@@ -34,6 +34,9 @@ pub enum Contract {
     /// The model's last words are compared with `truth.txt` by the rules of OfficeQA; nothing is
     /// run.
     OfficeAnswer,
+    /// What the services of the task were asked is compared with the rules of its grading
+    /// (Claw-Eval); nothing is run.
+    Audit,
     /// There is no code: a judge says everything. Running such a verifier is a fault.
     None,
 }

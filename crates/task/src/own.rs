@@ -15,12 +15,21 @@
 //! contract = "last-line"          # or "last-line-or-zero"; optional, as shown
 //!
 //! [metadata]                      # anything, optional
+//!
+//! [[services]]                    # optional: see `service`
+//!
+//! [[mcp_servers]]                 # optional: tool servers that the harness is told of
+//! name = "tools"
+//! transport = "stdio"             # or "streamable-http" with url, and start: a command, optional
+//! command = "/run/espalier/guest"
+//! args = ["mcp"]
 //! ```
-//! Unknown keys are refused. `instruction.md` loses one newline at its end. Files are executable
+//! A verifier finds what the services were asked in `services.json` beside its own files. Unknown keys are refused. `instruction.md` loses one newline at its end. Files are executable
 //! when they are so on disk. `solution.toml` is a list of `[[step]]`, each with one of `bash`,
 //! `read`, `write` + `text`, `edit` + `old` + `new`, `say`.
 
 mod form;
+mod services;
 
 use std::{
     collections::BTreeMap,
@@ -30,6 +39,7 @@ use std::{
 
 use form::{SolutionForm, TaskForm};
 use record::TaskId;
+use services::ServiceForm;
 
 use crate::{
     Environment, Format, Grading, Payload, Step, Task, TaskError, Verifier, digest, toml_file,
@@ -107,6 +117,14 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
             format!("{:?}", verifier.folder),
         ));
     }
+    let complain = |(field, expected, found): services::Wrong| wrong(&field, &expected, found);
+    let services = services::read(form.services, folder, &complain)?;
+    let environment = Environment {
+        tools: services::tools(&services),
+        services,
+        mcp_servers: services::servers(form.mcp_servers, &complain)?,
+        ..Environment::default()
+    };
     let instruction = tree::read_text(&folder.join(INSTRUCTION))?;
     let instruction = instruction
         .strip_suffix('\n')
@@ -143,7 +161,7 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
         metadata: form::json_of(form.metadata),
         format: Format::default(),
         grading: Grading::default(),
-        environment: Environment::default(),
+        environment,
         digest: String::new(),
     };
     task.digest = digest::digest(&task);
@@ -210,6 +228,18 @@ pub fn write_dir(task: &Task, folder: &Path) -> Result<(), TaskError> {
         let form = SolutionForm::of(&task.solution).map_err(not_writable)?;
         let text = toml::to_string(&form).map_err(|error| not_writable(error.to_string()))?;
         put(SOLUTION, text)?;
+    }
+    let data = task
+        .environment
+        .services
+        .iter()
+        .filter_map(ServiceForm::data);
+    for (name, text) in data {
+        let path = folder.join(&name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(|error| tree::refused(parent, &error))?;
+        }
+        put(&name, text)?;
     }
     tree::write(&folder.join(FILES), &task.files)?;
     tree::write(&folder.join(VERIFY), &task.verifier.files)

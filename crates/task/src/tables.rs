@@ -11,10 +11,10 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
-    Contract, Criterion, Environment, Format, Grading, Mix, Network, Payload, Rubric, Scale, Step,
-    Task, TaskError, TaskFile, Verifier, clawgym, digest,
+    Contract, Criterion, Environment, Format, Grading, McpServer, Mix, Network, Payload, Rubric,
+    Scale, Step, Task, TaskError, TaskFile, Verifier, clawgym, digest,
     fields::{Fields, id_of, wrong},
-    tree,
+    servers, tree,
 };
 
 const WORKSPACE: &str = "/workspace";
@@ -100,6 +100,7 @@ fn csv(file: &Path) -> Result<Vec<Task>, TaskError> {
         let found = header.iter().collect::<Vec<_>>().join(", ");
         return Err(wrong(file, Some(1), "columns", expected, found));
     }
+    let servers = if atlas { servers::beside(file)? } else { None };
     let mut tasks = Vec::new();
     for record in reader.records() {
         let record = record.map_err(broken)?;
@@ -123,7 +124,7 @@ fn csv(file: &Path) -> Result<Vec<Task>, TaskError> {
             .collect();
         let row = Fields::of(Value::Object(row), file, line)?;
         tasks.push(if atlas {
-            atlas_task(row)?
+            atlas_task(row, servers.as_ref())?
         } else {
             office_task(row)?
         });
@@ -182,7 +183,10 @@ fn listed(row: &mut Fields, key: &str) -> Result<Vec<String>, TaskError> {
 }
 
 /// MCP-Atlas: each claim is judged 1, 0.5 or 0; the score is their mean, passed from 0.75.
-fn atlas_task(mut row: Fields) -> Result<Task, TaskError> {
+fn atlas_task(
+    mut row: Fields,
+    servers: Option<&BTreeMap<String, McpServer>>,
+) -> Result<Task, TaskError> {
     let name = row.text("TASK")?;
     let id = row.as_id("TASK", &id_of(&name))?;
     let instruction = row.text("PROMPT")?;
@@ -205,6 +209,27 @@ fn atlas_task(mut row: Fields) -> Result<Task, TaskError> {
             file: None,
         })
         .collect();
+    let environment = match servers {
+        None => Environment {
+            network: Network::Public,
+            refusals: vec![format!(
+                "its tool servers are not part of the set: say in {} beside the table how they are started",
+                servers::FILE
+            )],
+            ..Environment::default()
+        },
+        Some(listed) => {
+            let (mcp_servers, missing) = servers::needed(&tools, listed);
+            let refusals = missing
+                .iter()
+                .map(|tool| format!("no server of {} has its tool {tool}", servers::FILE));
+            Environment {
+                mcp_servers,
+                refusals: refusals.collect(),
+                ..Environment::default()
+            }
+        }
+    };
     let mut metadata: BTreeMap<String, Value> = row.rest().into_iter().collect();
     metadata.insert("enabled_tools".to_owned(), tools.into());
     Ok(finish(Task {
@@ -227,12 +252,9 @@ fn atlas_task(mut row: Fields) -> Result<Task, TaskError> {
                 expected: String::new(),
             }),
             pass_at: 0.75,
+            audit: None,
         },
-        environment: Environment {
-            network: Network::Public,
-            refusals: vec!["its tool servers are not part of the set".to_owned()],
-            ..Environment::default()
-        },
+        environment,
         digest: String::new(),
     }))
 }

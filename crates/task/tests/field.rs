@@ -350,9 +350,9 @@ fn a_terminal_bench_1_folder_is_converted() {
 const CLAW_EVAL: &[(&str, &str)] = &[
     (
         "t/task.yaml",
-        "task_id: T1_mail\ntask_name: Mail\nprompt:\n  text: Sort the mail.\n  language: en\nservices:\n- name: gmail\n  command: python server.py\n  port: 9100\n  health_check: http://localhost:9100/health\ntool_endpoints:\n- tool_name: send\n  url: http://localhost:9100/send\n  method: POST\nscoring_components:\n- name: drafts\n  weight: 0.4\n  check: {type: tool_called, tool_name: send, min_calls: 1}\n- name: tone\n  weight: 0.6\n  check: {type: llm_judge, description: polite}\nsafety_checks:\n- type: tool_not_called\n  tool_name: delete\nexpected_actions:\n- service: gmail\n  action_key: drafts\njudge_rubric: be fair\nreference_solution: send one\n",
+        "task_id: T1_mail\ntask_name: Mail\nprompt:\n  text: Sort the mail.\n  language: en\nservices:\n- name: gmail\n  command: python mock_services/gmail/server.py\n  port: 9100\n  health_check: http://localhost:9100/gmail/messages\n  reset_endpoint: http://localhost:9100/gmail/reset\n  env: {GMAIL_FIXTURES: tasks/t/fixtures/gmail/inbox.json, ERROR_RATE: 0.5}\ntools:\n- name: send\n  description: Send a mail\n  input_schema: {type: object}\ntool_endpoints:\n- tool_name: send\n  url: http://localhost:9100/gmail/send\n  method: POST\nscoring_components:\n- name: drafts\n  weight: 0.4\n  check: {type: tool_called, tool_name: send, min_calls: 1}\n- name: tone\n  weight: 0.6\n  check: {type: llm_judge, description: polite}\nsafety_checks:\n- type: tool_not_called\n  tool_name: delete\nexpected_actions:\n- service: gmail\n  action_key: drafts\njudge_rubric: be fair\nreference_solution: send one\n",
     ),
-    ("t/server.py", ""),
+    ("t/fixtures/gmail/inbox.json", "[{\"message_id\": \"m1\"}]"),
 ];
 
 #[test]
@@ -363,12 +363,32 @@ fn a_claw_eval_folder_loads_with_services_and_weights() {
         (task.format, task.grading.pass_at),
         (Format::ClawEval, 0.75)
     );
-    assert_eq!(task.environment.services[0].port, 9100);
-    assert_eq!(task.environment.services[0].ready_timeout_s, 10);
+    let service = &task.environment.services[0];
+    assert_eq!((service.port, service.ready_timeout_s), (9100, 10));
+    assert_eq!(service.health_check, "/gmail/messages");
+    let mock = service.mock.as_ref().unwrap();
+    assert_eq!((mock.lists["messages"].len(), mock.error_rate), (1, 0.5));
+    let tool = &task.environment.tools[0];
+    assert_eq!(
+        (tool.name.as_str(), tool.port, tool.path.as_str()),
+        ("send", 9100, "/gmail/send")
+    );
+    // What the audit tells is no business of a judge.
+    assert_eq!(
+        task.grading.mix,
+        Mix::Weighted {
+            code: 0.4,
+            judge: 0.6
+        }
+    );
+    let rules = task.grading.audit.unwrap();
+    assert_eq!(rules.components.len(), 1);
+    assert_eq!(rules.forbidden_tools, ["delete"]);
+    assert_eq!(rules.actions, [("gmail".to_owned(), "drafts".to_owned())]);
     let rubric = task.grading.rubric.unwrap();
     assert_eq!(
         rubric.criteria[0].text,
-        "type: tool_called\ntool_name: send\nmin_calls: 1"
+        "type: llm_judge\ndescription: polite"
     );
     assert_eq!(rubric.expected, "be fair\nsend one");
     assert_eq!(task.environment.refusals, Vec::<String>::new());
@@ -376,6 +396,37 @@ fn a_claw_eval_folder_loads_with_services_and_weights() {
     insta::assert_snapshot!(say("port: 9100", "port: 0"), @"/t/task.yaml: services[0].port: expected a whole number from 1 to 65535, found 0; correct the file");
     insta::assert_snapshot!(say("description: polite", "descrption: polite"), @r#"/t/task.yaml: scoring_components[1].check.descrption: expected no such key, found "an unknown key"; correct the file"#);
     insta::assert_snapshot!(say("weight: 0.4", "weight: heavy"), @r#"/t/task.yaml: scoring_components[0].weight: expected a finite number, found "heavy"; correct the file"#);
+    insta::assert_snapshot!(say("localhost:9100/gmail/send", "localhost:9200/gmail/send"), @r#"/t/task.yaml: tool_endpoints.send.url: expected the address of a service of the task, found "http://localhost:9200/gmail/send"; correct the file"#);
+}
+
+#[test]
+fn what_a_claw_eval_task_needs_and_has_not_is_said() {
+    let folder = tree(CLAW_EVAL);
+    let file = folder.path().join("t/task.yaml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(
+        &file,
+        text.replace("name: gmail", "name: ocr")
+            .replace("type: tool_not_called", "type: no_leak"),
+    )
+    .unwrap();
+    std::fs::write(folder.path().join("t/grader.py"), "").unwrap();
+    let refusals = only(&folder.path().join("t")).environment.refusals;
+    assert_eq!(
+        refusals,
+        [
+            "the service ocr is a program of the bench, and is not among those made of data",
+            "its safety check no_leak is one that only the bench's own grader makes",
+            "its grader.py needs the bench's own package",
+        ]
+    );
+    std::fs::remove_file(folder.path().join("t/fixtures/gmail/inbox.json")).unwrap();
+    std::fs::write(&file, text).unwrap();
+    let refusals = only(&folder.path().join("t")).environment.refusals;
+    assert_eq!(
+        refusals[0],
+        "the records of the service gmail (GMAIL_FIXTURES) are not in the folder"
+    );
 }
 
 const JOB: &[(&str, &str)] = &[

@@ -52,6 +52,9 @@ impl ForkCause {
     }
 }
 
+/// Longest end of a prompt that asks for a reply: the header of a turn of the model's.
+const ASKING_TOKENS_MAX: usize = 16;
+
 /// One divergence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fork {
@@ -252,6 +255,21 @@ fn cause(
             None => format!("rolled back to {same} messages of call {}", other.call),
         };
         return (ForkCause::HistoryEdited, evidence);
+    }
+    let asking = other.prompt_tokens.saturating_sub(tokens_shared);
+    if own
+        .roles
+        .get(same)
+        .is_some_and(|role| *role != Role::Assistant)
+        && asking <= ASKING_TOKENS_MAX
+    {
+        return (
+            ForkCause::HistoryEdited,
+            format!(
+                "the history of call {} goes on without its reply",
+                other.call
+            ),
+        );
     }
     // The whole earlier request comes back. Either its rendering moved, or its reply did.
     if tokens_shared < other.prompt_tokens {

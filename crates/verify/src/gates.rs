@@ -7,8 +7,8 @@ use sandbox::{Exec, File, Limits, Provider, Sandbox};
 use task::{Step, Task};
 
 use crate::{
-    Leak, Told, Transcript, VerifyError, apply_solution, leaks, missing, prepare, refuse, spec,
-    verify_with,
+    Leak, Services, Told, Transcript, VerifyError, apply_solution, leaks, missing, prepare, refuse,
+    spec, start_tool_servers, verify_with,
 };
 
 /// How often the verifier is run on the same state.
@@ -175,14 +175,11 @@ pub async fn admit(task: &Task, provider: &dyn Provider) -> Result<Gates, Verify
     let untouched = open(task, "untouched", provider).await?;
     let runs = if task.solution.is_empty() { RUNS } else { 1 };
     let idle = async {
-        let missing = missing(task, untouched.as_ref()).await?;
-        Ok::<_, VerifyError>((
-            missing,
-            scores(task, runs, untouched.as_ref(), &silent).await?,
-        ))
+        let missing = missing(task, untouched.sandbox.as_ref()).await?;
+        Ok::<_, VerifyError>((missing, scores(task, runs, &untouched, &silent).await?))
     }
     .await;
-    untouched.destroy().await;
+    untouched.sandbox.destroy().await;
     let (missing, idle) = idle?;
     let worst = |scores: &[(f64, f64)]| scores.iter().map(|(score, _)| *score).fold(0.0, f64::max);
     let mut gates = Gates {
@@ -196,8 +193,8 @@ pub async fn admit(task: &Task, provider: &dyn Provider) -> Result<Gates, Verify
         bytes: task.files.iter().map(|file| file.content.len()).sum(),
     };
     let cheated = open(task, "cheated", provider).await?;
-    let tried = cheat(task, cheated.as_ref(), &silent).await;
-    cheated.destroy().await;
+    let tried = cheat(task, &cheated, &silent).await;
+    cheated.sandbox.destroy().await;
     gates.probes = tried?;
     if !task.solution.is_empty() {
         let said = Transcript {
@@ -205,11 +202,11 @@ pub async fn admit(task: &Task, provider: &dyn Provider) -> Result<Gates, Verify
             last_words: last_words(task),
         };
         let solved = open(task, "solved", provider).await?;
-        let result = match apply_solution(task, solved.as_ref()).await {
-            Ok(()) => scores(task, RUNS, solved.as_ref(), &said).await,
+        let result = match apply_solution(task, solved.sandbox.as_ref()).await {
+            Ok(()) => scores(task, RUNS, &solved, &said).await,
             Err(error) => Err(error),
         };
-        solved.destroy().await;
+        solved.sandbox.destroy().await;
         let solved = result?;
         gates.deterministic = agree(&solved);
         gates.seconds = solved
@@ -228,8 +225,8 @@ pub async fn admit(task: &Task, provider: &dyn Provider) -> Result<Gates, Verify
 pub async fn no_op(task: &Task, provider: &dyn Provider) -> Result<(f64, f64), VerifyError> {
     refuse(task)?;
     let sandbox = open(task, "no-op", provider).await?;
-    let result = scores(task, 1, sandbox.as_ref(), &Transcript::default()).await;
-    sandbox.destroy().await;
+    let result = scores(task, 1, &sandbox, &Transcript::default()).await;
+    sandbox.sandbox.destroy().await;
     Ok(result?[0])
 }
 
@@ -248,9 +245,10 @@ fn last_words(task: &Task) -> String {
 /// breaks on a trick pays nothing for it.
 async fn cheat(
     task: &Task,
-    sandbox: &dyn Sandbox,
+    place: &Place,
     silent: &Transcript,
 ) -> Result<BTreeMap<&'static str, f64>, VerifyError> {
+    let sandbox: &dyn Sandbox = place.sandbox.as_ref();
     let mut found = BTreeMap::new();
     for (name, files) in probes(task) {
         let mut argv = ["rm", "-rf", "--"].map(str::to_owned).to_vec();
@@ -267,9 +265,11 @@ async fn cheat(
             }
             return Err(doing()(error));
         }
+        let audit = place.services.as_ref().map(Services::audit);
         let told = Told {
             transcript: Some(silent),
             panel: None,
+            audit: audit.as_ref(),
         };
         let score = match verify_with(task, sandbox, told).await {
             Ok(verdict) => verdict.reward,
@@ -295,11 +295,13 @@ fn agree(scores: &[(f64, f64)]) -> bool {
     scores.windows(2).all(|pair| pair[0].0 == pair[1].0)
 }
 
-async fn open(
-    task: &Task,
-    state: &str,
-    provider: &dyn Provider,
-) -> Result<Box<dyn Sandbox>, VerifyError> {
+/// A sandbox, and the services beside it.
+struct Place {
+    sandbox: Box<dyn Sandbox>,
+    services: Option<Services>,
+}
+
+async fn open(task: &Task, state: &str, provider: &dyn Provider) -> Result<Place, VerifyError> {
     let name = format!("admit-{}-{state}", task.id);
     let limits = Limits {
         // The verifier's runs, the solution's steps, and two minutes for everything else.
@@ -308,28 +310,40 @@ async fn open(
             + crate::STEP_TIMEOUT_S * task.solution.len() as u64,
         ..Limits::default()
     };
+    let services = Services::start(task)?;
+    let mut spec = spec(task, name, limits);
+    spec.forwards = services
+        .as_ref()
+        .map(Services::forwards)
+        .unwrap_or_default();
     let sandbox = provider
-        .create(spec(task, name, limits))
+        .create(spec)
         .await
         .map_err(crate::run::doing(task, "making a sandbox"))?;
     prepare(task, sandbox.as_ref()).await?;
-    Ok(sandbox)
+    if let Some(services) = &services {
+        services.ready(task, sandbox.as_ref()).await?;
+    }
+    start_tool_servers(task, sandbox.as_ref()).await?;
+    Ok(Place { sandbox, services })
 }
 
 /// Reward and seconds of several runs.
 async fn scores(
     task: &Task,
     runs: usize,
-    sandbox: &dyn Sandbox,
+    place: &Place,
     said: &Transcript,
 ) -> Result<Vec<(f64, f64)>, VerifyError> {
     let mut scores = Vec::new();
     for _ in 0..runs {
+        let audit = place.services.as_ref().map(Services::audit);
         let told = Told {
             transcript: Some(said),
             panel: None,
+            audit: audit.as_ref(),
         };
-        let verdict = verify_with(task, sandbox, told).await?;
+        let verdict = verify_with(task, place.sandbox.as_ref(), told).await?;
         scores.push((verdict.reward, verdict.seconds));
     }
     Ok(scores)

@@ -9,6 +9,8 @@
 //! | [`judge`] | a model that scores by a rubric |
 //! | [`artefact`] | text out of spreadsheets, documents, notebooks, databases |
 //! | [`prepare`], [`spec`] | the world of a task before the harness starts |
+//! | [`Services`], [`Audit`] | the services of a task, and what they were asked |
+//! | [`tool_servers`], [`start_tool_servers`] | what tool servers the harness is told of; whether they are there |
 //! | [`apply_solution`] | plays the reference solution straight in the sandbox, without a harness |
 //! | [`admit`] | whether a task may be used at all |
 //! | [`leaks`] | whether the initial files give the answer away |
@@ -49,6 +51,7 @@ pub mod judge;
 mod office;
 mod rescore;
 mod run;
+mod services;
 mod transcript;
 mod world;
 
@@ -60,6 +63,7 @@ pub use gates::{Gates, admit, no_op};
 pub use office::office_answer;
 pub use rescore::{World, WorldError, apart, rescore};
 pub use run::{OUTPUT_BYTES_MAX, Told, WORKSPACE_BYTES_MAX, verify, verify_with};
+pub use services::{Asked, Audit, ServiceAudit, Services, start_tool_servers, tool_servers};
 pub use transcript::Transcript;
 pub use world::{
     STEP_TIMEOUT_S, apply_solution, artifacts, collect, missing, prepare, refuse, spec,

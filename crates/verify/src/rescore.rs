@@ -18,7 +18,7 @@ use sandbox::{Exec, Exit, File, Limits, Provider, Sandbox};
 use task::Task;
 
 use crate::{
-    Told, VerifyError, artifacts,
+    Audit, Told, VerifyError, artifacts,
     contract::{cut, evidence},
     run::{WORKSPACE_BYTES_MAX, doing},
     spec, verify_with,
@@ -44,8 +44,12 @@ const LIST_TIMEOUT_S: u64 = 60;
 /// Bytes of that list.
 const LIST_BYTES_MAX: usize = 1 << 20;
 
-/// The files of a workspace, and a task's artifacts, after the harness ended.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Where the log of the services is among the kept files.
+const AUDIT: &str = "/.espalier/services.json";
+
+/// The files of a workspace, a task's artifacts, and what its services were asked, after the harness
+/// ended.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct World {
     /// Absolute paths in the sandbox, sorted.
     pub files: Vec<File>,
@@ -53,6 +57,8 @@ pub struct World {
     pub folders: Vec<PathBuf>,
     /// Links of the workspace: where they are and what they say.
     pub links: Vec<(PathBuf, PathBuf)>,
+    /// What the task's services were asked.
+    pub audit: Option<Audit>,
 }
 
 /// Paths for `xargs -0`.
@@ -164,7 +170,12 @@ impl World {
             reason: error.to_string(),
         };
         let mut archive = tar::Builder::new(Vec::new());
-        for file in &self.files {
+        let audit = self.audit.as_ref().map(|audit| File {
+            path: AUDIT.into(),
+            content: serde_json::to_vec(audit).unwrap_or_default(),
+            mode: 0o600,
+        });
+        for file in self.files.iter().chain(&audit) {
             let mut header = tar::Header::new_gnu();
             header.set_size(file.content.len() as u64);
             header.set_mode(file.mode);
@@ -225,6 +236,11 @@ impl World {
                 _ => {
                     let mut content = Vec::new();
                     entry.read_to_end(&mut content).map_err(failed)?;
+                    if path == Path::new(AUDIT) {
+                        let audit = serde_json::from_slice(&content);
+                        world.audit = Some(audit.map_err(|error| failed(error.into()))?);
+                        continue;
+                    }
                     world.files.push(File {
                         path,
                         content,
@@ -276,6 +292,10 @@ pub async fn rescore(
         .map_err(doing(task, "making a sandbox"))?;
     let result = async {
         world.restore(task, sandbox.as_ref()).await?;
+        let told = Told {
+            audit: told.audit.or(world.audit.as_ref()),
+            ..told
+        };
         verify_with(task, sandbox.as_ref(), told).await
     }
     .await;

@@ -11,7 +11,8 @@ use sandbox::{Exec, Exit, File, Output, Sandbox, SandboxError};
 use task::{Contract, Mix, Payload, Task, TaskFile};
 
 use crate::{
-    Transcript, VerifyError,
+    Audit, Transcript, VerifyError,
+    claw_eval::{self, audited},
     contract::{cut, evidence, one_reward, reward, reward_file, scores},
     judge::{Judged, Material, Panel},
     office::office_answer,
@@ -58,6 +59,8 @@ fn exec(argv: Vec<String>, cwd: Option<PathBuf>, timeout_s: u64) -> Exec {
 
 /// Where Harbor's verifiers leave their score.
 const REWARDS: &str = "/logs/verifier";
+/// What a task's services were asked, beside the verifier's files.
+const SERVICES_FILE: &str = "services.json";
 /// Bytes read of a reward file.
 const REWARD_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of a workspace that a judge may be shown.
@@ -70,6 +73,8 @@ pub struct Told<'a> {
     pub transcript: Option<&'a Transcript>,
     /// The judges, for tasks that need one.
     pub panel: Option<&'a Panel>,
+    /// What the services of the task were asked; nothing when `None`.
+    pub audit: Option<&'a Audit>,
 }
 
 /// Scores the state of the sandbox by code alone, without a conversation.
@@ -99,10 +104,14 @@ pub async fn verify_with(
     } else {
         Some(look(task, sandbox).await?)
     };
-    let code = code(task, sandbox, transcript).await?;
+    let code = code(task, sandbox, transcript, told.audit).await?;
     if !mix.needs_judge(code.reward) {
         let reward = mix.reward(code.reward, 0.0);
-        return Ok(Verdict { reward, ..code });
+        return Ok(claw_eval::finish(
+            task,
+            told.audit,
+            Verdict { reward, ..code },
+        ));
     }
     let (Some(panel), Some(material), Some(rubric)) = (told.panel, material, &task.grading.rubric)
     else {
@@ -118,12 +127,8 @@ pub async fn verify_with(
             task: task.id.to_string(),
             source,
         })?;
-    Ok(together(
-        mix,
-        code,
-        &judged,
-        started.elapsed().as_secs_f64(),
-    ))
+    let verdict = together(mix, code, &judged, started.elapsed().as_secs_f64());
+    Ok(claw_eval::finish(task, told.audit, verdict))
 }
 
 /// One verdict of the code's and the judges'.
@@ -189,6 +194,7 @@ async fn code(
     task: &Task,
     sandbox: &dyn Sandbox,
     transcript: &Transcript,
+    audit: Option<&Audit>,
 ) -> Result<Verdict, VerifyError> {
     let verifier = &task.verifier;
     match verifier.contract {
@@ -201,6 +207,7 @@ async fn code(
             });
         }
         Contract::OfficeAnswer => return Ok(office(task, transcript)),
+        Contract::Audit => return Ok(audited(task, audit, transcript)),
         Contract::LastLine | Contract::LastLineOrZero | Contract::RewardFile => {}
     }
     let folder = task.workspace.join(&verifier.folder);
@@ -237,6 +244,10 @@ async fn code(
         });
         path
     };
+    if !task.environment.services.is_empty() {
+        let nothing = Audit::default();
+        add(SERVICES_FILE, audit.unwrap_or(&nothing).to_json());
+    }
     match verifier.payload {
         Payload::None => {}
         Payload::Transcript => {

@@ -91,6 +91,19 @@ impl Transcript {
         whole
     }
 
+    /// Everything that the model said, a message a line.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let said = self.events.iter().filter(|event| {
+            event.pointer("/message/role").and_then(Value::as_str) == Some("assistant")
+        });
+        let parts = said.filter_map(|event| event.pointer("/message/content")?.as_array());
+        let texts = parts
+            .flatten()
+            .filter_map(|part| part.get("text").and_then(Value::as_str));
+        texts.collect::<Vec<_>>().join("\n")
+    }
+
     /// As JSON for `transcript.json`.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {

@@ -13,6 +13,7 @@ use crate::{
     VerifyError,
     contract::{cut, evidence},
     run::{doing, files_at},
+    services,
 };
 
 /// Where Harbor's tasks leave what is to be kept, declared or not.
@@ -189,18 +190,7 @@ pub fn refuse(task: &Task) -> Result<(), VerifyError> {
             "it is to run as {user}, and this kind of sandbox has one user"
         ));
     }
-    for service in &place.services {
-        reasons.push(format!(
-            "it needs the service {} beside the harness, which is not started here",
-            service.name
-        ));
-    }
-    for server in &place.mcp_servers {
-        reasons.push(format!(
-            "it brings the tool server {}, and no profile tells its harness about a task's servers",
-            server.name
-        ));
-    }
+    reasons.extend(services::refusals(task));
     if reasons.is_empty() {
         return Ok(());
     }

@@ -305,6 +305,7 @@ async fn mixes_gate_and_weigh_as_the_benches_do() {
         let told = Told {
             transcript: None,
             panel: Some(&panel),
+            audit: None,
         };
         let verdict = verify_with(&task, &sandbox, told).await.unwrap();
         assert!(
@@ -329,6 +330,7 @@ async fn mixes_gate_and_weigh_as_the_benches_do() {
     let told = Told {
         transcript: None,
         panel: Some(&dead),
+        audit: None,
     };
     let error = verify_with(&task, &sandbox, told).await.unwrap_err();
     assert_eq!(

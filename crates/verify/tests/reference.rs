@@ -143,6 +143,7 @@ async fn scores_are_those_of_the_benches_own_graders() {
             let told = verify::Told {
                 transcript: Some(&transcript),
                 panel: None,
+                audit: None,
             };
             let ours = verify_with(&plain, &sandbox, told)
                 .await

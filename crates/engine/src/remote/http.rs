@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, Uri, body::Bytes, header};
+use hyper::{Method, Request, StatusCode, Uri, body::Bytes, header};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -13,6 +13,7 @@ use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, pem::PemObject},
 };
+use serde::Serialize;
 use serde_json::Value;
 
 use super::{BODY_BYTES_MAX, Endpoint};
@@ -67,13 +68,13 @@ impl Http {
         format!("{}{path}", self.endpoint.url.trim_end_matches('/'))
     }
 
-    /// Asks, and gives back the JSON of a reply with status 200.
-    pub(crate) async fn ask(
+    /// Asks, and gives back status and body of whatever comes.
+    async fn exchange(
         &self,
         method: Method,
         path: &str,
-        body: Option<&Value>,
-    ) -> Result<Value, EngineError> {
+        body: Option<Vec<u8>>,
+    ) -> Result<(StatusCode, Bytes), EngineError> {
         let gone = |what: String| EngineError::Gone(format!("{}: {what}", self.at(path)));
         let mut request = Request::builder()
             .method(method)
@@ -89,9 +90,8 @@ impl Http {
             bearer.set_sensitive(true);
             request = request.header(header::AUTHORIZATION, bearer);
         }
-        let bytes = body.map(Value::to_string).unwrap_or_default();
         let request = request
-            .body(Full::new(Bytes::from(bytes)))
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|error| gone(error.to_string()))?;
         let exchange = async {
             let response = self
@@ -108,9 +108,27 @@ impl Http {
             Ok::<_, EngineError>((status, body))
         };
         let limit = self.endpoint.timeout;
-        let (status, body) = tokio::time::timeout(limit, exchange)
+        tokio::time::timeout(limit, exchange)
             .await
-            .map_err(|_| gone(format!("no reply within {} s", limit.as_secs())))??;
+            .map_err(|_| gone(format!("no reply within {} s", limit.as_secs())))?
+    }
+
+    /// The status of the reply to a request, whatever it is.
+    pub(crate) async fn status_of(&self, path: &str, body: &Value) -> Result<u16, EngineError> {
+        let body = Some(self.json(path, body)?);
+        let (status, _) = self.exchange(Method::POST, path, body).await?;
+        Ok(status.as_u16())
+    }
+
+    /// Asks, and gives back the JSON of a reply with status 200.
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<Value, EngineError> {
+        let gone = |what: String| EngineError::Gone(format!("{}: {what}", self.at(path)));
+        let (status, body) = self.exchange(method, path, body).await?;
         if status.is_success() {
             if body.is_empty() {
                 return Ok(Value::Null);
@@ -134,8 +152,22 @@ impl Http {
         }
     }
 
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, EngineError> {
-        self.ask(Method::POST, path, Some(body)).await
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<Value, EngineError> {
+        let body = Some(self.json(path, body)?);
+        self.ask(Method::POST, path, body).await
+    }
+
+    fn json(&self, path: &str, body: &impl Serialize) -> Result<Vec<u8>, EngineError> {
+        serde_json::to_vec(body).map_err(|error| {
+            EngineError::Invalid(format!(
+                "{}: the request is no JSON: {error}",
+                self.at(path)
+            ))
+        })
     }
 
     pub(crate) async fn get(&self, path: &str) -> Result<Value, EngineError> {

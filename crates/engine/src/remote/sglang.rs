@@ -10,6 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use record::{FinishReason, Generation, PolicySpan, PolicyVersion};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Endpoint, Facts, Http, check, cut, generation, ids, logprob, room, unmodified};
@@ -21,6 +22,15 @@ pub struct Sglang {
     http: Http,
     facts: Facts,
     version: AtomicU64,
+}
+
+/// What is asked. A prompt has a hundred thousand ids: they are written as they are.
+#[derive(Serialize)]
+struct Ask<'a> {
+    input_ids: &'a [u32],
+    sampling_params: Value,
+    return_logprob: bool,
+    logprob_start_len: i32,
 }
 
 impl Sglang {
@@ -87,9 +97,9 @@ impl Engine for Sglang {
             0 => -1,
             k => i64::from(k),
         };
-        let body = json!({
-            "input_ids": request.prompt_ids,
-            "sampling_params": {
+        let body = Ask {
+            input_ids: &request.prompt_ids,
+            sampling_params: json!({
                 "max_new_tokens": room(&request.prompt_ids, sampling, &self.facts),
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -99,10 +109,10 @@ impl Engine for Sglang {
                 "sampling_seed": sampling.seed & i64::MAX.cast_unsigned(),
                 "skip_special_tokens": false,
                 "no_stop_trim": true,
-            },
-            "return_logprob": true,
-            "logprob_start_len": -1,
-        });
+            }),
+            return_logprob: true,
+            logprob_start_len: -1,
+        };
         let now = self.version.load(Relaxed);
         let reply = self.http.post(path, &body).await?;
         let meta = &reply["meta_info"];

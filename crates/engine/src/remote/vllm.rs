@@ -3,6 +3,10 @@
 //! The server gives the log-probabilities of the unmodified distribution (its default, measured in
 //! the project's facts on engines). Start it with `--max-logprobs` of at least 1, which is the
 //! default. Changing weights needs `VLLM_SERVER_DEV_MODE=1`.
+//!
+//! [`Vllm::detect`] asks the tokens-only endpoint where the server has it. Where it has not, the
+//! engine is degraded ([`COMPLETIONS`]): nothing is lost but that the server does not say which
+//! weights made which tokens, so that new weights wait for the requests in flight.
 
 use std::{
     path::Path,
@@ -11,6 +15,7 @@ use std::{
 
 use async_trait::async_trait;
 use record::{FinishReason, Generation, PolicySpan, PolicyVersion, Sampling};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Endpoint, Facts, Http, check, cut, generation, ids, logprob, room};
@@ -27,6 +32,12 @@ pub enum Api {
     Tokens,
 }
 
+/// The name of the mode of a server without the tokens-only endpoint.
+pub const COMPLETIONS: &str = "vllm-completions";
+
+/// The tokens-only endpoint.
+const GENERATE: &str = "/inference/v1/generate";
+
 /// A vLLM server.
 #[derive(Debug)]
 pub struct Vllm {
@@ -35,9 +46,65 @@ pub struct Vllm {
     api: Api,
     model: String,
     version: AtomicU64,
+    /// The tokens-only endpoint was looked for in vain.
+    degraded: bool,
+}
+
+/// What is asked. A prompt has a hundred thousand ids: they are written as they are, not through a
+/// [`Value`] each.
+#[derive(Serialize)]
+struct AskCompletion<'a> {
+    model: &'a str,
+    prompt: &'a [u32],
+    return_token_ids: bool,
+    #[serde(flatten)]
+    sampling: Value,
+}
+
+/// The same of the tokens-only endpoint.
+#[derive(Serialize)]
+struct AskTokens<'a> {
+    model: &'a str,
+    token_ids: &'a [u32],
+    sampling_params: Value,
 }
 
 impl Vllm {
+    /// [`Vllm::connect`] with the tokens-only endpoint where the server has it, else with
+    /// [`Api::Completions`], degraded.
+    ///
+    /// # Errors
+    /// [`EngineError`] when the server does not answer as vLLM does.
+    pub async fn detect(endpoint: Endpoint, facts: Facts) -> Result<Self, EngineError> {
+        let http = Http::new(endpoint.clone())?;
+        // Without a prompt nothing is generated: a server that has the endpoint says that one is
+        // missing, any other that there is no such endpoint, or none for us.
+        let status = http.status_of(GENERATE, &json!({})).await?;
+        let api = match status {
+            400 | 422 => Api::Tokens,
+            403..=405 | 501 => Api::Completions,
+            _ => {
+                return Err(EngineError::Gone(format!(
+                    "{}{GENERATE}: expected a refusal of an empty request, or of the endpoint (403, 404), found status {status}",
+                    http.endpoint.url
+                )));
+            }
+        };
+        let mut engine = Self::connect(endpoint, facts, api).await?;
+        if api == Api::Completions {
+            engine.degraded = true;
+            tracing::warn!(
+                engine = %engine.http.endpoint.url,
+                status,
+                mode = COMPLETIONS,
+                "the server has no tokens-only endpoint: it does not say which weights made which \
+                 tokens, and new weights wait for requests in flight; start it with \
+                 --enable-scale-out"
+            );
+        }
+        Ok(engine)
+    }
+
     /// Asks the server for its model and context. `facts.context_tokens_max` is lowered to the
     /// server's own.
     ///
@@ -64,6 +131,7 @@ impl Vllm {
             http,
             facts,
             api,
+            degraded: false,
         })
     }
 
@@ -85,10 +153,12 @@ impl Vllm {
     async fn completions(&self, request: &Request) -> Result<Generation, EngineError> {
         let path = "/v1/completions";
         let sampling = &request.sampling;
-        let mut body = Self::sampling(sampling, room(&request.prompt_ids, sampling, &self.facts));
-        body["model"] = json!(self.model);
-        body["prompt"] = json!(request.prompt_ids);
-        body["return_token_ids"] = json!(true);
+        let body = AskCompletion {
+            model: &self.model,
+            prompt: &request.prompt_ids,
+            return_token_ids: true,
+            sampling: Self::sampling(sampling, room(&request.prompt_ids, sampling, &self.facts)),
+        };
         let version = self.version.load(Relaxed);
         let reply = self.http.post(path, &body).await?;
         let choice = &reply["choices"][0];
@@ -111,13 +181,16 @@ impl Vllm {
     }
 
     async fn tokens(&self, request: &Request) -> Result<Generation, EngineError> {
-        let path = "/inference/v1/generate";
+        let path = GENERATE;
         let sampling = &request.sampling;
-        let body = json!({
-            "model": self.model,
-            "token_ids": request.prompt_ids,
-            "sampling_params": Self::sampling(sampling, room(&request.prompt_ids, sampling, &self.facts)),
-        });
+        let body = AskTokens {
+            model: &self.model,
+            token_ids: &request.prompt_ids,
+            sampling_params: Self::sampling(
+                sampling,
+                room(&request.prompt_ids, sampling, &self.facts),
+            ),
+        };
         let version = self.version.load(Relaxed);
         let reply = self.http.post(path, &body).await?;
         let choice = &reply["choices"][0];
@@ -218,6 +291,10 @@ impl Engine for Vllm {
 
     async fn health(&self) -> Result<(), EngineError> {
         self.http.healthy("/health").await
+    }
+
+    fn degraded(&self) -> Option<&'static str> {
+        self.degraded.then_some(COMPLETIONS)
     }
 
     /// With [`Api::Tokens`] requests in flight are held and go on under the new weights, and the

@@ -200,6 +200,38 @@ async fn vllm_gives_ids_and_logprobs() {
 }
 
 #[tokio::test]
+async fn the_tokens_endpoint_is_found_and_its_absence_has_a_name() {
+    for (status, degraded) in [
+        (400, None),
+        (422, None),
+        (403, Some("vllm-completions")),
+        (404, Some("vllm-completions")),
+    ] {
+        let inner = vllm();
+        let (url, seen) = serve(Arc::new(move |path, body| match path {
+            "/inference/v1/generate" if *body == json!({}) => (status, json!({"error": "no"})),
+            _ => inner(path, body),
+        }))
+        .await;
+        let engine = Vllm::detect(Endpoint::new(&url), facts()).await.unwrap();
+        assert_eq!(engine.degraded(), degraded, "{status}");
+        engine.generate(request(&[10], 9)).await.unwrap();
+        let (path, _) = seen.lock().unwrap().last().unwrap().clone();
+        let expected = match degraded {
+            None => "/inference/v1/generate",
+            Some(_) => "/v1/completions",
+        };
+        assert_eq!(path, expected);
+    }
+    // A server that is not well is not taken for an old one.
+    let (url, _) = serve(Arc::new(|_, _| (500, json!({})))).await;
+    let error = Vllm::detect(Endpoint::new(&url), facts())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("status 500"), "{error}");
+}
+
+#[tokio::test]
 async fn log_probabilities_of_another_distribution_are_not_claimed() {
     let (url, _) = serve(vllm()).await;
     let engine = Vllm::connect(Endpoint::new(&url), facts(), Api::default())

@@ -11,14 +11,20 @@ use crate::{display::Display, error::CliError, policy, recipe::Recipe, text::tab
 
 /// Free space that a run with its checkpoints should have.
 const DISK_BYTES_MIN: u64 = 2 << 30;
-/// Checks of the sandbox without which no rollout can run here.
-const NEEDED: [&str; 6] = [
+/// Checks without which no rollout can run, of whatever kind its sandbox is.
+const NEEDED: [&str; 4] = [
+    "processor",
+    "kubernetes cluster",
+    "kubernetes permissions",
+    "kubernetes pod",
+];
+/// Checks without which no sandbox of this machine can be made.
+const NEEDED_LOCALLY: [&str; 5] = [
     "kernel",
     "guest",
     "namespaces",
     "sandbox",
     "user namespace policy",
-    "processor",
 ];
 
 /// Say what works on this machine, and what to do about what does not.
@@ -96,14 +102,14 @@ fn lacking(
     }
 }
 
-impl From<sandbox::Check> for Line {
-    fn from(check: sandbox::Check) -> Self {
-        if check.ok {
-            return ok(check.name, check.found);
-        }
-        let needed = NEEDED.contains(&check.name.as_str());
-        lacking(needed, check.name, check.found, check.costs, check.advice)
+/// A check of the sandboxes; `locally` when they are to be made on this machine.
+fn line(check: sandbox::Check, locally: bool) -> Line {
+    if check.ok {
+        return ok(check.name, check.found);
     }
+    let name = check.name.as_str();
+    let needed = NEEDED.contains(&name) || locally && NEEDED_LOCALLY.contains(&name);
+    lacking(needed, check.name, check.found, check.costs, check.advice)
 }
 
 /// Runs the command.
@@ -113,7 +119,16 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let checks = tokio::task::spawn_blocking(sandbox::doctor)
         .await
         .map_err(|error| CliError::failed("looking at the machine", error))?;
-    let mut lines: Vec<Line> = checks.into_iter().map(Line::from).collect();
+    let kind = recipe.as_ref().map(|recipe| &recipe.sandbox);
+    let locally = kind.is_none_or(|kind| matches!(kind, sandbox::SandboxConfig::Local(_)));
+    let mut checks = checks;
+    if let Some(kind) = kind {
+        checks.extend(sandbox::doctor_kind(kind).await);
+    }
+    let mut lines: Vec<Line> = checks
+        .into_iter()
+        .map(|check| line(check, locally))
+        .collect();
     lines.push(disk(Path::new(".")));
     lines.push(program(
         "python3",
@@ -422,6 +437,38 @@ mod tests {
             "{}",
             lines[0].found
         );
+    }
+
+    #[test]
+    fn what_a_cluster_does_is_not_needed_here() {
+        let check = |name: &str| sandbox::Check {
+            name: name.to_owned(),
+            ok: false,
+            found: String::new(),
+            costs: String::new(),
+            advice: String::new(),
+        };
+        assert_eq!(line(check("namespaces"), true).state, State::Missing);
+        assert_eq!(line(check("namespaces"), false).state, State::Limited);
+        assert_eq!(line(check("kubernetes pod"), false).state, State::Missing);
+        assert_eq!(
+            line(check("kubernetes egress"), false).state,
+            State::Limited
+        );
+    }
+
+    #[test]
+    fn the_recipe_of_the_guide_to_clusters_is_one() {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/kubernetes/react.toml");
+        let recipe = Recipe::load(&path).unwrap();
+        assert!(matches!(
+            recipe.sandbox,
+            sandbox::SandboxConfig::Kubernetes(_)
+        ));
+        // As the run directory keeps it.
+        let again = Recipe::parse(&recipe.to_toml().unwrap(), "run.toml").unwrap();
+        assert_eq!(again.sandbox, recipe.sandbox);
     }
 
     #[test]

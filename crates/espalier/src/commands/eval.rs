@@ -1,5 +1,6 @@
 //! `espalier eval`: models × harnesses × tasks × attempts, and a report.
 
+mod contamination;
 mod trials;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -18,6 +19,8 @@ use crate::{
     teacher,
     text::table,
 };
+
+pub(crate) use contamination::compared;
 
 /// The folder of a run with everything that is the same whenever it is made again.
 const REPORT: &str = "report";
@@ -46,8 +49,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     harness: Vec<String>,
     /// Model, instead of the recipe's; may be given several times, the one that others are
-    /// compared with first. Kinds: embedded:DIR, vllm:URL, sglang:URL, scripted:FILE, teacher,
-    /// teacher:SHARE.
+    /// compared with first. Kinds: embedded:DIR, vllm:URL, sglang:URL, openai:URL, scripted:FILE,
+    /// teacher, teacher:SHARE.
     #[arg(long, value_name = "NAME=KIND:WHERE", value_parser = ModelSource::parse)]
     model: Vec<ModelSource>,
     /// Attempts per task, model and harness, instead of the recipe's.
@@ -97,6 +100,9 @@ impl Arguments {
                 name: "policy".to_owned(),
                 engine: format!("embedded:{}", recipe.policy.folder.display()),
                 tokenizer: None,
+                model: None,
+                key_variable: None,
+                authorities: None,
                 temperature: None,
                 price: None,
             });
@@ -234,6 +240,7 @@ fn setup(recipe: &Recipe, models: &[Model], tasks: &[Arc<Task>]) -> Result<Setup
         seed: recipe.seed,
         rounds: recipe.eval.rounds,
         training: training(recipe, models)?,
+        contamination: contamination::by_model(models, tasks)?,
     })
 }
 
@@ -310,11 +317,35 @@ fn write(
     ] {
         files.insert(format!("{REPORT}/{name}"), text);
     }
+    if let Some(network) = network(dir)? {
+        files.insert("network.md".to_owned(), network.to_markdown());
+        files.insert("network.json".to_owned(), pretty(&network)?);
+    }
     files.insert("time.md".to_owned(), times.to_markdown());
     files.insert("time.json".to_owned(), pretty(times)?);
     files
         .iter()
         .try_for_each(|(name, text)| dir.write(name, text.as_bytes()))
+}
+
+/// The audit logs of the way out, where rollouts had one.
+const EGRESS: &str = "egress";
+
+/// What the rollouts tried to reach, from the `.jsonl` files of [`EGRESS`]; `None` without any.
+fn network(dir: &RunDir) -> Result<Option<bench::Network>, CliError> {
+    let folder = dir.path.join(EGRESS);
+    if !folder.is_dir() {
+        return Ok(None);
+    }
+    let failed = |error: std::io::Error| CliError::failed(folder.display().to_string(), error);
+    let mut found = bench::Network::default();
+    for entry in std::fs::read_dir(&folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|end| end == "jsonl") {
+            found.add(&std::fs::read_to_string(&path).map_err(failed)?);
+        }
+    }
+    Ok(Some(found))
 }
 
 fn pretty(value: &impl serde::Serialize) -> Result<String, CliError> {

@@ -21,11 +21,6 @@ use crate::{display::Display, error::CliError, recipe, telemetry::Telemetry};
 const DRAIN: Duration = Duration::from_secs(30);
 /// The environment variable that may hold the admin token.
 const TOKEN_VARIABLE: &str = "ESPALIER_ADMIN_TOKEN";
-/// What exists today, and what the design names for later.
-const KINDS: &str = "embedded:DIR, vllm:URL, sglang:URL, openai:URL and scripted:FILE";
-const KINDS_LATER: [&str; 1] = ["tinker"];
-/// A text-only server has a context of its own, in tokens of its own, and says so itself.
-const TEXT_CONTEXT_TOKENS_MAX: u32 = 1 << 24;
 
 /// Serve an engine to any harness and capture every call.
 ///
@@ -90,6 +85,9 @@ pub(crate) struct Arguments {
     /// Threads of the embedded engine.
     #[arg(long, default_value_t = 2)]
     threads: usize,
+    /// Where the embedded engine makes its products: cpu or cuda.
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: String,
 }
 
 /// How earlier turns are shown. The comments of [`codec::History`] say more.

@@ -263,6 +263,7 @@ fn train(
     let settings = &recipe.sft.settings;
     let compute = forest::Settings {
         threads: recipe.policy.threads,
+        device: policy::device(&recipe.policy)?,
         ..forest::Settings::default()
     };
     let mut learner = learner::Embedded::new(weights, recipe.sft.optimiser.clone(), compute);

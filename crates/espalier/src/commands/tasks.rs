@@ -45,6 +45,10 @@ enum Action {
         /// Only the score of doing nothing, once per task: whole sets in minutes.
         #[arg(long, conflicts_with = "parse_only")]
         no_op_only: bool,
+        /// Another set, e.g. the one that was trained on: say which tasks are in it too, or near
+        /// one of its tasks.
+        #[arg(long, value_name = "SOURCE")]
+        against: Option<String>,
     },
     /// Write tasks as folders in our format, to read, change and use as your own.
     ///
@@ -66,13 +70,14 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
             source,
             parse_only,
             no_op_only,
+            against,
         } => {
             let depth = match (parse_only, no_op_only) {
                 (true, _) => Depth::Parse,
                 (_, true) => Depth::NoOp,
                 _ => Depth::All,
             };
-            check(&source, depth, &display).await
+            check(&source, depth, against.as_deref(), &display).await
         }
         Action::Write { source, out } => write(&source, &out, &display),
     }
@@ -265,7 +270,44 @@ fn each(source: &str) -> Result<Vec<task::Found>, CliError> {
     Ok(found)
 }
 
-async fn check(source: &str, depth: Depth, display: &Display) -> Result<(), CliError> {
+/// A set against another one: what is in both.
+fn contamination(
+    tasks: &[Task],
+    against: &str,
+    display: &Display,
+) -> Result<bench::Contamination, CliError> {
+    let other = each(against)?;
+    let mut compared = Vec::new();
+    for (place, task) in other {
+        let task = task.map_err(|error| CliError::failed(place.display().to_string(), error))?;
+        compared.push(super::eval::compared(&task));
+    }
+    let measured: Vec<bench::Compared> = tasks.iter().map(super::eval::compared).collect();
+    let found = bench::Contamination::of(&measured, &compared, against);
+    display.line(&found.sentence());
+    for one in found.found.iter().take(SHOWN_MAX) {
+        let what = match (one.same_task, one.same_words) {
+            (true, _) => "is the same task as",
+            (false, true) => "has the words of",
+            (false, false) => "is near",
+        };
+        display.line(&format!(
+            "{} {what} {}: {:.0} % of its runs of words, {} shared files",
+            one.task,
+            one.other,
+            100.0 * one.share,
+            one.files
+        ));
+    }
+    Ok(found)
+}
+
+async fn check(
+    source: &str,
+    depth: Depth,
+    against: Option<&str>,
+    display: &Display,
+) -> Result<(), CliError> {
     let found = each(source)?;
     let (mut tasks, mut reports) = (Vec::new(), Vec::new());
     for (place, task) in found {
@@ -276,6 +318,9 @@ async fn check(source: &str, depth: Depth, display: &Display) -> Result<(), CliE
     }
     let (read, families) = (tasks.len(), families(&tasks));
     display.line(&format!("{read} tasks in {families} families can be read"));
+    let contamination = against
+        .map(|against| contamination(&tasks, against, display))
+        .transpose()?;
     if depth == Depth::Parse {
         reports.extend(tasks.iter().map(Report::read));
     } else {
@@ -289,6 +334,7 @@ async fn check(source: &str, depth: Depth, display: &Display) -> Result<(), CliE
     }
     display.json(&json!({
         "summary": true, "tasks": reports.len(), "read": read, "families": families, "counts": counts,
+        "contamination": contamination,
     }));
     let rows: Vec<Vec<String>> = counts
         .iter()

@@ -120,6 +120,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let (cancel, _watcher) = super::interrupts();
     let compute = forest::Settings {
         threads: recipe.policy.threads,
+        device: policy::device(&recipe.policy)?,
         temperature: recipe.rollout.temperature,
         ..forest::Settings::default()
     };

@@ -283,6 +283,7 @@ impl Again<'_> {
         let told = Told {
             transcript: Some(&transcript),
             panel: self.panel,
+            audit: None,
         };
         rescore(task, &world, self.provider, told)
             .await

@@ -64,6 +64,15 @@ pub(crate) struct ModelSource {
     /// Folder with tokenizer and chat template, when it is neither the engine's nor the policy's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tokenizer: Option<PathBuf>,
+    /// The model to ask a server of text (`openai:URL`) for, when it has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) model: Option<String>,
+    /// The name of the variable that holds the server's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key_variable: Option<String>,
+    /// File with certificates of authorities that the server may be signed by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) authorities: Option<PathBuf>,
     /// Sampling temperature, when it is another than the evaluation's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) temperature: Option<f32>,
@@ -82,6 +91,9 @@ impl ModelSource {
             name: name.to_owned(),
             engine: engine.to_owned(),
             tokenizer: None,
+            model: None,
+            key_variable: None,
+            authorities: None,
             temperature: None,
             price: None,
         })

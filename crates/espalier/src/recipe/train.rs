@@ -57,7 +57,8 @@ pub(crate) struct TrainSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) curriculum: Option<CurriculumSettings>,
     /// With it a step draws pairs of task and harness, so many of each harness as its weight says;
-    /// without it every task of a step goes through every harness.
+    /// a harness of weight 0 is evaluated, not trained through. Without it every task of a step
+    /// goes through every harness.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mix: Option<Mix>,
     /// The loss of the policy.
@@ -153,9 +154,14 @@ impl TrainSettings {
             }
             let bad = mix
                 .values()
-                .find(|weight| !(weight.is_finite() && **weight > 0.0));
+                .find(|weight| !(weight.is_finite() && **weight >= 0.0));
             if let Some(weight) = bad {
-                return Some(("train.mix", "weights above 0", weight.to_string()));
+                let expected = "weights of 0 (evaluated only) or above";
+                return Some(("train.mix", expected, weight.to_string()));
+            }
+            if mix.values().all(|weight| *weight == 0.0) {
+                let expected = "a weight above 0: somebody has to be trained through";
+                return Some(("train.mix", expected, "only weights of 0".into()));
             }
         }
         if self.ahead > 1 {
@@ -234,7 +240,11 @@ mod tests {
             ("[train.mix]\npi = 1\n", "train.mix"),
             (
                 "[train.mix]\nreact = 0\n",
-                "train.mix: expected weights above 0",
+                "train.mix: expected a weight above 0",
+            ),
+            (
+                "[train.mix]\nreact = -1\n",
+                "train.mix: expected weights of 0 (evaluated only) or above",
             ),
             ("reference = \"x\"\n", "train.reference"),
             ("[train.lora]\nrang = 1\n", "rang"),

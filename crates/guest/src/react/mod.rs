@@ -5,11 +5,13 @@
 //! Each turn: ask the model; run the tool calls of its reply in order; add the reply exactly as
 //! it came, and the results; ask again. It ends when a reply has no tool calls (exit 0), after
 //! `--turns-max` turns (3), when the server stays out of reach or broken after 3 tries (4), or
-//! when it refuses the request (5). Bad usage is 2.
+//! when it refuses the request (5). Bad usage is 2, a tool server that does not answer 6.
+//!
+//! The variable [`SERVERS_VARIABLE`] names a file of tool servers, whose tools then come after the
+//! four as `mcp__SERVER__TOOL`.
 
-mod http;
 mod reply;
-mod tools;
+pub(crate) mod tools;
 
 use std::{
     io::{self, Write},
@@ -19,7 +21,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-use self::http::{Endpoint, HttpError};
+use crate::{
+    http::{Endpoint, HttpError},
+    mcp::client::Servers,
+};
 
 const USAGE: &str = "usage: guest react --base-url URL --api-key KEY --model NAME [--turns-max N] \
 [--timeout-s N] [--stream] TASK\n\
@@ -27,6 +32,11 @@ URL is the API's root, e.g. http://127.0.0.1:8080/v1; only plain HTTP to an IP a
 
 const SYSTEM: &str = "You work in the current folder with the tools. \
 Do the task, then reply with one short sentence.";
+
+/// Names the file of tool servers, in the form that `mcp::client` reads.
+const SERVERS_VARIABLE: &str = "ESPALIER_MCP_CONFIG";
+/// Most bytes of the result of a server's tool.
+const SERVER_RESULT_BYTES_MAX: usize = 8000;
 
 const TRIES: u32 = 3;
 const RETRY_WAIT: Duration = Duration::from_millis(250);
@@ -37,6 +47,7 @@ const BAD_USAGE: u8 = 2;
 const TURNS_OVER: u8 = 3;
 const SERVER_DOWN: u8 = 4;
 const REFUSED: u8 = 5;
+const NO_TOOL_SERVER: u8 = 6;
 
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
@@ -111,16 +122,30 @@ pub fn run(arguments: impl Iterator<Item = String>) -> ExitCode {
             return ExitCode::from(BAD_USAGE);
         }
     };
-    ExitCode::from(work(&options, &endpoint))
+    let servers = match std::env::var_os(SERVERS_VARIABLE) {
+        None => Servers::default(),
+        Some(file) => match Servers::connect(file.as_ref()) {
+            Ok(servers) => servers,
+            Err(reason) => {
+                say(&reason);
+                return ExitCode::from(NO_TOOL_SERVER);
+            }
+        },
+    };
+    ExitCode::from(work(&options, &endpoint, servers))
 }
 
-fn work(options: &Options, endpoint: &Endpoint) -> u8 {
+fn work(options: &Options, endpoint: &Endpoint, mut servers: Servers) -> u8 {
+    let mut offered = tools::schemas();
+    if let Value::Array(offered) = &mut offered {
+        offered.extend(servers.schemas());
+    }
     let mut messages = vec![
         json!({"role": "system", "content": SYSTEM}),
         json!({"role": "user", "content": options.task}),
     ];
     for _ in 0..options.turns_max {
-        let message = match ask(options, endpoint, &messages) {
+        let message = match ask(options, endpoint, &messages, &offered) {
             Ok(message) => message,
             Err(code) => return code,
         };
@@ -136,7 +161,10 @@ fn work(options: &Options, endpoint: &Endpoint) -> u8 {
             return DONE;
         }
         for call in calls {
-            let result = tools::run(&call.name, &call.arguments);
+            let result = match servers.call(&call.name, &call.arguments) {
+                Some(result) => tools::shorten(&result, SERVER_RESULT_BYTES_MAX),
+                None => tools::run(&call.name, &call.arguments),
+            };
             messages.push(json!({"role": "tool", "tool_call_id": call.id, "content": result}));
         }
     }
@@ -145,11 +173,16 @@ fn work(options: &Options, endpoint: &Endpoint) -> u8 {
 }
 
 /// One model call; the assistant's message, or the exit code.
-fn ask(options: &Options, endpoint: &Endpoint, messages: &[Value]) -> Result<Value, u8> {
+fn ask(
+    options: &Options,
+    endpoint: &Endpoint,
+    messages: &[Value],
+    offered: &Value,
+) -> Result<Value, u8> {
     let mut request = json!({
         "model": options.model,
         "messages": messages,
-        "tools": tools::schemas(),
+        "tools": offered,
     });
     if options.stream {
         request["stream"] = Value::Bool(true);

@@ -54,6 +54,7 @@ fn go(options: &Options) -> u8 {
     work(
         options,
         &Endpoint::parse(&options.base_url, "/chat/completions").unwrap(),
+        Servers::default(),
     )
 }
 

@@ -87,20 +87,20 @@ pub(super) fn run(name: &str, arguments: &str) -> String {
             "error: unknown tool {name:?}; the tools are bash, read, write, edit"
         )),
     };
-    shorten(&result.unwrap_or_else(|error| error))
+    shorten(&result.unwrap_or_else(|error| error), RESULT_BYTES_MAX)
 }
 
-/// At most [`RESULT_BYTES_MAX`] bytes, without the last line end; `ok` instead of nothing.
-fn shorten(text: &str) -> String {
+/// At most so many bytes, without the last line end; `ok` instead of nothing.
+pub(crate) fn shorten(text: &str, bytes_max: usize) -> String {
     let text = text.strip_suffix('\n').unwrap_or(text);
     if text.is_empty() {
         return "ok".to_owned();
     }
-    if text.len() <= RESULT_BYTES_MAX {
+    if text.len() <= bytes_max {
         return text.to_owned();
     }
     let mark = "\n[...]\n";
-    let half = (RESULT_BYTES_MAX - mark.len()) / 2;
+    let half = bytes_max.saturating_sub(mark.len()) / 2;
     let (head, tail) = (
         text.floor_char_boundary(half),
         text.ceil_char_boundary(text.len() - half),
@@ -116,7 +116,7 @@ fn say(path: &Path) -> impl Fn(std::io::Error) -> String {
     move |error| format!("error: {}: {error}", path.display())
 }
 
-fn read(path: &Path) -> Result<String, String> {
+pub(crate) fn read(path: &Path) -> Result<String, String> {
     if !fs::metadata(path).map_err(say(path))?.is_file() {
         return Err(format!("error: {}: not a file", path.display()));
     }
@@ -128,7 +128,7 @@ fn read(path: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn write(path: &Path, content: &str) -> Result<String, String> {
+pub(crate) fn write(path: &Path, content: &str) -> Result<String, String> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(say(path))?;
     }
@@ -136,7 +136,7 @@ fn write(path: &Path, content: &str) -> Result<String, String> {
     Ok("ok".to_owned())
 }
 
-fn edit(path: &Path, old: &str, new: &str) -> Result<String, String> {
+pub(crate) fn edit(path: &Path, old: &str, new: &str) -> Result<String, String> {
     let text = fs::read_to_string(path).map_err(say(path))?;
     match text.matches(old).count() {
         _ if old.is_empty() => Err("error: old is empty".to_owned()),
@@ -149,7 +149,7 @@ fn edit(path: &Path, old: &str, new: &str) -> Result<String, String> {
     }
 }
 
-fn bash(command: &str, timeout: Duration) -> String {
+pub(crate) fn bash(command: &str, timeout: Duration) -> String {
     match run_bash(command, timeout) {
         Ok(text) => text,
         Err(error) => format!("error: bash: {error}"),
@@ -244,7 +244,7 @@ mod tests {
     fn cuts_fall_between_characters() {
         for width in RESULT_BYTES_MAX - 3..RESULT_BYTES_MAX + 9 {
             let text = "é".repeat(width);
-            assert!(shorten(&text).len() <= RESULT_BYTES_MAX);
+            assert!(shorten(&text, RESULT_BYTES_MAX).len() <= RESULT_BYTES_MAX);
         }
     }
 

@@ -10,6 +10,7 @@ use learner::{
 use model::{
     Weights,
     adamw::{AdamW, AdamWSettings},
+    device::Device,
     forest::{self, ValueHead},
 };
 use objective::{Aggregation, KlEstimator};
@@ -26,6 +27,7 @@ const COMPUTE: forest::Settings = forest::Settings {
     block_tokens_max: 24,
     temperature: 0.9,
     recompute: false,
+    device: Device::CPU,
 };
 
 fn assert_close(a: &[f32], b: &[f32], tolerance: f32, what: &str) {

@@ -26,20 +26,34 @@ fn uniform(seed: u64, n: u64) -> f64 {
     (z >> 11) as f64 / (1_u64 << 53) as f64
 }
 
+/// Replaces every value by `exp(value - shift)` and returns the sum, in f64: a sum of 50,000 terms
+/// in f32 is off by 1e-4, more than decoding and training may differ.
+fn weigh(values: &mut [f32], shift: f32) -> f64 {
+    let mut lanes = [0.0_f64; 16];
+    let (chunks, rest) = values.as_chunks_mut::<16>();
+    for chunk in chunks {
+        for value in chunk.iter_mut() {
+            *value = kernel::exp(*value - shift);
+        }
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(*value);
+        }
+    }
+    let mut sum = 0.0;
+    for value in rest {
+        *value = kernel::exp(*value - shift);
+        sum += f64::from(*value);
+    }
+    lanes.iter().sum::<f64>() + sum
+}
+
 fn log_sum(logits: &[f32]) -> f32 {
     let largest = kernel::max(logits);
-    // In f64: a sum of 50,000 terms in f32 is off by 1e-4, more than decoding and training may
-    // differ.
-    let sum: f64 = logits
-        .iter()
-        .map(|logit| f64::from(kernel::exp(logit - largest)))
-        .sum();
-    largest + sum.ln() as f32
+    largest + weigh(&mut logits.to_vec(), largest).ln() as f32
 }
 
 /// Draws one token. `logits` are the model's own; they may be overwritten.
 pub(super) fn draw(logits: &mut [f32], sampling: &Sampling, n: u64) -> Drawn {
-    let own_sum = log_sum(logits);
     if sampling.temperature <= 0.0 {
         let mut best = 0;
         for (id, logit) in logits.iter().enumerate() {
@@ -49,41 +63,41 @@ pub(super) fn draw(logits: &mut [f32], sampling: &Sampling, n: u64) -> Drawn {
         }
         return Drawn {
             token: best as u32,
-            logprob_model: logits[best] - own_sum,
+            logprob_model: logits[best] - log_sum(logits),
             logprob_sampled: 0.0,
         };
     }
     let inverse = 1.0 / sampling.temperature;
-    let filtered = sampling.top_k > 0 || sampling.top_p < 1.0;
-    // (id, scaled logit) of what may be drawn, by id when nothing is filtered, else by
-    // probability with ties to the smaller id.
+    if sampling.top_k == 0 && sampling.top_p >= 1.0 {
+        return draw_any(logits, sampling, inverse, n);
+    }
+    let own_sum = log_sum(logits);
+    // (id, scaled logit) of what may be drawn, by probability with ties to the smaller id.
     let mut order: Vec<(u32, f32)> = logits
         .iter()
         .enumerate()
         .map(|(i, l)| (i as u32, l * inverse))
         .collect();
     let largest = order.iter().fold(f32::NEG_INFINITY, |m, (_, l)| m.max(*l));
-    if filtered {
-        order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        if sampling.top_k > 0 {
-            order.truncate(sampling.top_k as usize);
-        }
-        if sampling.top_p < 1.0 {
-            let total: f64 = order
-                .iter()
-                .map(|(_, l)| f64::from(kernel::exp(l - largest)))
-                .sum();
-            let mut reached = 0.0;
-            let mut keep = 0;
-            for (_, logit) in &order {
-                keep += 1;
-                reached += f64::from(kernel::exp(logit - largest));
-                if reached >= f64::from(sampling.top_p) * total {
-                    break;
-                }
+    order.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    if sampling.top_k > 0 {
+        order.truncate(sampling.top_k as usize);
+    }
+    if sampling.top_p < 1.0 {
+        let total: f64 = order
+            .iter()
+            .map(|(_, l)| f64::from(kernel::exp(l - largest)))
+            .sum();
+        let mut reached = 0.0;
+        let mut keep = 0;
+        for (_, logit) in &order {
+            keep += 1;
+            reached += f64::from(kernel::exp(logit - largest));
+            if reached >= f64::from(sampling.top_p) * total {
+                break;
             }
-            order.truncate(keep);
         }
+        order.truncate(keep);
     }
     let total: f64 = order
         .iter()
@@ -107,6 +121,34 @@ pub(super) fn draw(logits: &mut [f32], sampling: &Sampling, n: u64) -> Drawn {
         token,
         logprob_model: logits[token as usize] - own_sum,
         logprob_sampled: scaled - largest - total.ln() as f32,
+    }
+}
+
+/// [`draw`] without filters, in the order of ids.
+fn draw_any(logits: &[f32], sampling: &Sampling, inverse: f32, n: u64) -> Drawn {
+    let mut weights: Vec<f32> = logits.iter().map(|logit| logit * inverse).collect();
+    let largest = kernel::max(&weights);
+    let total = weigh(&mut weights, largest);
+    let wanted = uniform(sampling.seed, n) * total;
+    let (mut reached, mut chosen) = (0.0, 0);
+    for (id, weight) in weights.iter().enumerate() {
+        if *weight > 0.0 {
+            chosen = id;
+            reached += f64::from(*weight);
+            if reached > wanted {
+                break;
+            }
+        }
+    }
+    let logprob_sampled = logits[chosen] * inverse - largest - total.ln() as f32;
+    Drawn {
+        token: chosen as u32,
+        logprob_model: if inverse == 1.0 {
+            logprob_sampled
+        } else {
+            logits[chosen] - log_sum(logits)
+        },
+        logprob_sampled,
     }
 }
 

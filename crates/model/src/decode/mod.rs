@@ -6,12 +6,14 @@
 //! it is found again by the tokens up to its end ([`PrefixCache`]), so a harness's system prompt
 //! is computed once per weights, and a rollout's next call starts where its last one ended.
 //!
-//! A row's arithmetic never depends on the other rows: projections are
-//! [`row_products`], attention is computed row by row, block by block, and the draw hashes seed and position. So the same
-//! prompt, seed and weights give the same tokens and log-probabilities in any company.
+//! A row's arithmetic never depends on the other rows: projections are those of
+//! [`crate::row_products`], attention is computed row by row, block by block, and the draw hashes
+//! seed and position. So the same prompt, seed and weights give the same tokens and
+//! log-probabilities in any company.
 
 mod cache;
 mod draw;
+mod prepared;
 
 use std::sync::Arc;
 
@@ -19,9 +21,11 @@ use record::{FinishReason, Sampling};
 
 pub use cache::PrefixCache;
 pub use draw::Drawn;
+pub use prepared::Prepared;
 
-use crate::{kernel, rope::Rope, row_products::row_products, weights::Weights};
+use crate::{config::Config, device::DeviceError, kernel, rope::Rope, weights::Weights};
 use cache::Block;
+use prepared::Matrix;
 
 /// Tokens of a block of keys and values.
 pub const BLOCK: usize = 32;
@@ -96,7 +100,7 @@ struct Running {
 
 /// One thread's running sequences.
 pub struct Batch {
-    weights: Arc<Weights>,
+    prepared: Arc<Prepared>,
     rope: Arc<Rope>,
     cache: Arc<PrefixCache>,
     generation: u64,
@@ -140,14 +144,14 @@ impl Batch {
     /// the cache's present generation, see [`PrefixCache::clear`].
     #[must_use]
     pub fn new(
-        weights: Arc<Weights>,
+        prepared: Arc<Prepared>,
         rope: Arc<Rope>,
         cache: Arc<PrefixCache>,
         settings: Settings,
     ) -> Self {
         let generation = cache.generation();
         Self {
-            weights,
+            prepared,
             rope,
             cache,
             generation,
@@ -252,12 +256,24 @@ impl Batch {
     }
 
     /// Advances every running sequence by one token; returns those that ended.
-    pub fn step(&mut self) -> Vec<Finished> {
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device failed: then all sequences are given up.
+    pub fn step(&mut self) -> Result<Vec<Finished>, DeviceError> {
+        let stepped = self.advance();
+        if stepped.is_err() {
+            self.waiting.clear();
+            self.running.clear();
+        }
+        stepped
+    }
+
+    fn advance(&mut self) -> Result<Vec<Finished>, DeviceError> {
         let rows = self.gather();
         if rows.is_empty() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        self.layers(&rows);
+        self.layers(&rows)?;
         self.account(&rows);
         // Rows whose sequence has no token left to read: the next one is drawn from them.
         let ready: Vec<usize> = (0..rows.len())
@@ -265,12 +281,15 @@ impl Batch {
             .collect();
         let mut ended: Vec<(usize, FinishReason)> = Vec::new();
         for part in ready.chunks(64) {
-            self.logits(part);
-            let vocabulary = self.weights.config.vocab_size;
+            self.logits(part)?;
+            let Config {
+                vocab_size: vocabulary,
+                max_position_embeddings: context,
+                ..
+            } = self.prepared.weights().config;
             for (i, row) in part.iter().enumerate() {
                 let index = rows[*row].sequence;
                 let logits = &mut self.rows.logits[i * vocabulary..(i + 1) * vocabulary];
-                let context = self.weights.config.max_position_embeddings;
                 if let Some(finish) = self.running[index].extend(logits, context) {
                     ended.push((index, finish));
                 }
@@ -291,7 +310,7 @@ impl Batch {
             })
             .collect();
         finished.reverse();
-        finished
+        Ok(finished)
     }
 
     /// Marks rows as computed and offers full blocks to the cache.
@@ -315,8 +334,9 @@ impl Batch {
     }
 
     /// Runs all layers over the rows; `self.rows.x` ends as the last residual stream.
-    fn layers(&mut self, rows: &[Row]) {
-        let weights = Arc::clone(&self.weights);
+    fn layers(&mut self, rows: &[Row]) -> Result<(), DeviceError> {
+        let prepared = Arc::clone(&self.prepared);
+        let weights = prepared.weights();
         let (config, layout) = (&weights.config, &weights.layout);
         let (d, f, q, k) = (
             config.hidden_size,
@@ -360,9 +380,7 @@ impl Batch {
                 weights.at(&places.norm1),
                 epsilon,
             );
-            // Query, key and value weights lie one after the other: one product.
-            let three = &weights.data[places.query.start..places.value.end];
-            row_products(&mut b.projected, &b.normed, three, d);
+            prepared.products(Matrix::Input(index), &mut b.projected, &b.normed)?;
             for (row, line) in rows.iter().zip(b.projected.chunks_exact_mut(all)) {
                 if config.has_biases() {
                     kernel::add(&mut line[..q], weights.at(&places.query_bias));
@@ -406,7 +424,7 @@ impl Batch {
                     );
                 }
             }
-            row_products(&mut b.normed, &b.mixed, weights.at(&places.output), q);
+            prepared.products(Matrix::Output(index), &mut b.normed, &b.mixed)?;
             kernel::add(&mut b.x, &b.normed);
             kernel::rms_norm(
                 &mut b.normed,
@@ -415,27 +433,28 @@ impl Batch {
                 weights.at(&places.norm2),
                 epsilon,
             );
-            let both = &weights.data[places.gate.start..places.up.end];
-            row_products(&mut b.wide, &b.normed, both, d);
+            prepared.products(Matrix::Wide(index), &mut b.wide, &b.normed)?;
             for (line, hidden) in b.wide.chunks_exact(2 * f).zip(b.hidden.chunks_exact_mut(f)) {
                 kernel::swiglu(hidden, &line[..f], &line[f..]);
             }
-            row_products(&mut b.normed, &b.hidden, weights.at(&places.down), f);
+            prepared.products(Matrix::Down(index), &mut b.normed, &b.hidden)?;
             kernel::add(&mut b.x, &b.normed);
         }
         self.rows = b;
+        Ok(())
     }
 
     /// Logits of some rows of the last residual stream.
-    fn logits(&mut self, rows: &[usize]) {
-        let (config, layout) = (&self.weights.config, &self.weights.layout);
+    fn logits(&mut self, rows: &[usize]) -> Result<(), DeviceError> {
+        let weights = self.prepared.weights();
+        let (config, layout) = (&weights.config, &weights.layout);
         let (d, vocabulary) = (config.hidden_size, config.vocab_size);
         let b = &mut self.rows;
         let mut chosen = Vec::with_capacity(rows.len() * d);
         for row in rows {
             chosen.extend_from_slice(&b.x[row * d..(row + 1) * d]);
         }
-        let norm = self.weights.at(&layout.norm);
+        let norm = weights.at(&layout.norm);
         kernel::rms_norm(
             &mut b.normed[..rows.len() * d],
             &mut b.inverse[..rows.len()],
@@ -444,8 +463,8 @@ impl Batch {
             config.rms_norm_eps,
         );
         b.logits.resize(rows.len() * vocabulary, 0.0);
-        let head = self.weights.at(&layout.head);
-        row_products(&mut b.logits, &b.normed[..rows.len() * d], head, d);
+        let normed = &b.normed[..rows.len() * d];
+        self.prepared.products(Matrix::Head, &mut b.logits, normed)
     }
 }
 

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    config::{Config, Family},
+    config::Family,
+    device::Device,
     forest::{self, Segment},
 };
 
@@ -34,8 +35,9 @@ fn weights(family: Family) -> Arc<Weights> {
 }
 
 fn batch(weights: &Arc<Weights>, cache: &Arc<PrefixCache>, settings: Settings) -> Batch {
+    let prepared = Prepared::new(Arc::clone(weights), Device::CPU).unwrap();
     Batch::new(
-        Arc::clone(weights),
+        Arc::new(prepared),
         Batch::rope(weights),
         Arc::clone(cache),
         settings,
@@ -45,7 +47,7 @@ fn batch(weights: &Arc<Weights>, cache: &Arc<PrefixCache>, settings: Settings) -
 fn run_all(batch: &mut Batch) -> Vec<Finished> {
     let mut all = Vec::new();
     while !batch.is_empty() {
-        all.extend(batch.step());
+        all.extend(batch.step().unwrap());
     }
     all.sort_by_key(|finished| finished.id);
     all
@@ -132,7 +134,7 @@ proptest! {
         for (id, (len, kind, tokens)) in lengths.iter().enumerate() {
             together.admit(sequence(id as u64, &prompt(*kind, *len), id as u64, *tokens));
             for _ in 0..steps_between {
-                found.extend(together.step());
+                found.extend(together.step().unwrap());
             }
         }
         found.extend(run_all(&mut together));

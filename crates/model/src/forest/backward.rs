@@ -1,12 +1,13 @@
 //! The backward pass of a block.
 
 use crate::{
+    device::On,
     forest::{
         attention,
         block::{Block, Saved},
         path::KeyValue,
     },
-    kernel::{self, Mat, Threads, matmul},
+    kernel::{self, Mat},
     rope::Rope,
     weights::LayerPlaces,
 };
@@ -24,28 +25,14 @@ fn project_backward(
     input: &[f32],
     weight: &[f32],
     shape: (usize, usize, usize),
-    threads: Threads,
+    on: On<'_>,
 ) {
     let (rows, outputs, inputs) = shape;
     let dout = Mat::dense(dout, rows, outputs);
-    matmul(
-        dinput,
-        inputs,
-        beta,
-        1.0,
-        dout,
-        Mat::dense(weight, outputs, inputs),
-        threads,
-    );
-    matmul(
-        dweight,
-        inputs,
-        1.0,
-        1.0,
-        dout.t(),
-        Mat::dense(input, rows, inputs),
-        threads,
-    );
+    let weight = Mat::dense(weight, outputs, inputs);
+    on.matmul(dinput, beta, 1.0, dout, weight);
+    let input = Mat::dense(input, rows, inputs);
+    on.matmul(dweight, 1.0, 1.0, dout.t(), input);
 }
 
 fn add_bias_backward(dbias: &mut [f32], drows: &[f32]) {
@@ -73,13 +60,13 @@ impl Block<'_> {
         mut dx: Vec<f32>,
         mut own: Option<Vec<KeyValue>>,
         gradient: &mut [f32],
-        threads: Threads,
+        on: On<'_>,
     ) {
         for index in (0..self.saved.len()).rev() {
             let mut saved = std::mem::take(&mut self.saved[index]);
             let places = &self.weights.layout.layers[index];
             if self.recompute {
-                (saved, _) = self.layer(places, saved.x, rope, &above[index], threads);
+                (saved, _) = self.layer(places, saved.x, rope, &above[index], on);
             }
             let own = own
                 .as_mut()
@@ -91,7 +78,7 @@ impl Block<'_> {
                 own,
                 (rope, &above[index], &mut above_gradients[index]),
                 gradient,
-                threads,
+                on,
             );
         }
         let width = self.config().hidden_size;
@@ -115,7 +102,7 @@ impl Block<'_> {
         own: Option<KeyValue>,
         (rope, above, above_gradient): (&Rope, &KeyValue, &mut KeyValue),
         gradient: &mut [f32],
-        threads: Threads,
+        on: On<'_>,
     ) {
         let (config, rows) = (self.config(), self.tokens.len());
         let (d, f, q, k) = (
@@ -147,7 +134,7 @@ impl Block<'_> {
             &hidden,
             w(&places.down),
             (rows, d, f),
-            threads,
+            on,
         );
         let mut dup = hidden;
         kernel::swiglu_backward(&mut dgate, &mut dup, &saved.gate, &saved.up);
@@ -161,7 +148,7 @@ impl Block<'_> {
             &normed,
             w(&places.gate),
             (rows, f, d),
-            threads,
+            on,
         );
         let up_gradient = &mut gradient[places.up.clone()];
         project_backward(
@@ -172,7 +159,7 @@ impl Block<'_> {
             &normed,
             w(&places.up),
             (rows, f, d),
-            threads,
+            on,
         );
         let norm_gradient = &mut gradient[places.norm2.clone()];
         kernel::rms_norm_backward(
@@ -195,7 +182,7 @@ impl Block<'_> {
             &saved.mixed,
             w(&places.output),
             (rows, d, q),
-            threads,
+            on,
         );
         let mut dquery = vec![0.0; rows * q];
         let own = own.unwrap_or_else(|| KeyValue {
@@ -226,7 +213,7 @@ impl Block<'_> {
                 value: &mut dvalue,
                 above: above_gradient,
             },
-            threads,
+            on.threads,
         );
         for (row, &position) in self.positions.iter().enumerate() {
             rope.turn(&mut dquery[row * q..(row + 1) * q], position, true);
@@ -282,7 +269,7 @@ impl Block<'_> {
                 &normed,
                 w(place),
                 (rows, outputs, d),
-                threads,
+                on,
             );
         }
         let norm_gradient = &mut gradient[places.norm1.clone()];

@@ -2,11 +2,12 @@
 
 use crate::{
     config::Config,
+    device::On,
     forest::{
         Segment, attention,
         path::{KeyValue, Path},
     },
-    kernel::{self, Mat, Threads, matmul},
+    kernel::{self, Mat},
     rope::Rope,
     weights::{LayerPlaces, Weights},
 };
@@ -65,17 +66,15 @@ fn project(
     input: &[f32],
     weight: &[f32],
     wide: (usize, usize),
-    threads: Threads,
+    on: On<'_>,
 ) {
     let (outputs, inputs) = wide;
-    matmul(
+    on.matmul(
         out,
-        outputs,
         0.0,
         1.0,
         Mat::dense(input, rows, inputs),
         Mat::dense(weight, outputs, inputs).t(),
-        threads,
     );
 }
 
@@ -137,7 +136,7 @@ impl<'a> Block<'a> {
     }
 
     /// Runs all layers below the path's keys and values.
-    pub(super) fn forward(&mut self, rope: &Rope, path: &Path, threads: Threads) {
+    pub(super) fn forward(&mut self, rope: &Rope, path: &Path, on: On<'_>) {
         let (config, rows) = (self.config(), self.tokens.len());
         let width = config.hidden_size;
         let embedding = self.weights.at(&self.weights.layout.embedding);
@@ -148,7 +147,7 @@ impl<'a> Block<'a> {
         }
         for (index, above) in path.keys().iter().enumerate() {
             let (mut saved, out) =
-                self.layer(&self.weights.layout.layers[index], x, rope, above, threads);
+                self.layer(&self.weights.layout.layers[index], x, rope, above, on);
             if self.recompute {
                 // Keys and values stay: the branches below attend to them.
                 saved = Saved {
@@ -170,7 +169,7 @@ impl<'a> Block<'a> {
         x: Vec<f32>,
         rope: &Rope,
         above: &KeyValue,
-        threads: Threads,
+        on: On<'_>,
     ) -> (Saved, Vec<f32>) {
         let (config, rows) = (self.config(), self.tokens.len());
         let (d, f, q, k) = (
@@ -202,23 +201,16 @@ impl<'a> Block<'a> {
             &normed,
             w(&places.query),
             (q, d),
-            threads,
+            on,
         );
-        project(
-            &mut saved.key,
-            rows,
-            &normed,
-            w(&places.key),
-            (k, d),
-            threads,
-        );
+        project(&mut saved.key, rows, &normed, w(&places.key), (k, d), on);
         project(
             &mut saved.value,
             rows,
             &normed,
             w(&places.value),
             (k, d),
-            threads,
+            on,
         );
         add_bias(&mut saved.query, w(&places.query_bias));
         add_bias(&mut saved.key, w(&places.key_bias));
@@ -262,18 +254,16 @@ impl<'a> Block<'a> {
             above,
             &mut saved.mixed,
             &mut saved.log_sums,
-            threads,
+            on.threads,
         );
         saved.middle = x.clone();
         let out_weight = Mat::dense(w(&places.output), d, q).t();
-        matmul(
+        on.matmul(
             &mut saved.middle,
-            d,
             1.0,
             1.0,
             Mat::dense(&saved.mixed, rows, q),
             out_weight,
-            threads,
         );
         kernel::rms_norm(
             &mut normed,
@@ -284,28 +274,13 @@ impl<'a> Block<'a> {
         );
         saved.gate = vec![0.0; rows * f];
         saved.up = vec![0.0; rows * f];
-        project(
-            &mut saved.gate,
-            rows,
-            &normed,
-            w(&places.gate),
-            (f, d),
-            threads,
-        );
-        project(&mut saved.up, rows, &normed, w(&places.up), (f, d), threads);
+        project(&mut saved.gate, rows, &normed, w(&places.gate), (f, d), on);
+        project(&mut saved.up, rows, &normed, w(&places.up), (f, d), on);
         let mut hidden = vec![0.0; rows * f];
         kernel::swiglu(&mut hidden, &saved.gate, &saved.up);
         let mut out = saved.middle.clone();
         let down = Mat::dense(w(&places.down), d, f).t();
-        matmul(
-            &mut out,
-            d,
-            1.0,
-            1.0,
-            Mat::dense(&hidden, rows, f),
-            down,
-            threads,
-        );
+        on.matmul(&mut out, 1.0, 1.0, Mat::dense(&hidden, rows, f), down);
         saved.x = x;
         (saved, out)
     }

@@ -3,12 +3,13 @@
 //! cost nothing.
 
 use crate::{
+    device::On,
     forest::{
         Found, HeadTarget,
         ask::{Ask, Point, Slopes},
         block::Block,
     },
-    kernel::{self, Mat, Threads, matmul},
+    kernel::{self, Mat},
 };
 
 const ROWS: usize = 64;
@@ -37,7 +38,7 @@ impl Block<'_> {
         &self,
         targets: &[HeadTarget],
         ask: &Ask<'_>,
-        temperature: f32,
+        (temperature, on): (f32, On<'_>),
         gradients: &mut HeadGradients<'_>,
         found: &mut Vec<Found>,
     ) -> Option<Vec<f32>> {
@@ -71,15 +72,7 @@ impl Block<'_> {
             let hidden_mat = Mat::dense(&hidden, rows, d);
             if ask.policy {
                 logits = vec![0.0; rows * vocabulary];
-                matmul(
-                    &mut logits,
-                    vocabulary,
-                    0.0,
-                    scale,
-                    hidden_mat,
-                    projection.t(),
-                    Threads::One,
-                );
+                on.matmul(&mut logits, 0.0, scale, hidden_mat, projection.t());
             }
             let mut dvalues = vec![0.0; rows];
             for (row, group) in tile.iter().enumerate() {
@@ -97,16 +90,9 @@ impl Block<'_> {
             let mut dhidden = vec![0.0; rows * d];
             if ask.policy {
                 let dlogits = Mat::dense(&logits, rows, vocabulary);
-                matmul(&mut dhidden, d, 0.0, 1.0, dlogits, projection, Threads::One);
-                matmul(
-                    &mut gradients.weights[layout.head.clone()],
-                    d,
-                    1.0,
-                    1.0,
-                    dlogits.t(),
-                    hidden_mat,
-                    Threads::One,
-                );
+                on.matmul(&mut dhidden, 0.0, 1.0, dlogits, projection);
+                let dhead = &mut gradients.weights[layout.head.clone()];
+                on.matmul(dhead, 1.0, 1.0, dlogits.t(), hidden_mat);
             }
             if let Some(head) = ask.values {
                 let (dweight, dbias) = gradients.values.split_at_mut(d);

@@ -24,7 +24,12 @@ mod path;
 
 use rayon::prelude::*;
 
-use crate::{rope::Rope, weights::Weights};
+use crate::{
+    device::{Device, DeviceError, On, Session},
+    kernel::Threads,
+    rope::Rope,
+    weights::Weights,
+};
 use block::Block;
 use head::HeadGradients;
 use path::Path;
@@ -55,6 +60,8 @@ pub struct Settings {
     /// Keep only each layer's input and compute its activations again in the backward pass: about
     /// a third more time for a fraction of the memory. Gives the same bits.
     pub recompute: bool,
+    /// Where products with weights are made. The weights are copied there at every pass.
+    pub device: Device,
 }
 
 impl Default for Settings {
@@ -64,11 +71,12 @@ impl Default for Settings {
             block_tokens_max: 2048,
             temperature: 1.0,
             recompute: false,
+            device: Device::CPU,
         }
     }
 }
 
-/// Why a forest cannot be computed. Always a defect of the caller's data.
+/// Why a forest cannot be computed: a defect of the caller's data, or a device that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ForestError {
     /// Parents, tokens or targets are not as [`Segment`] says.
@@ -89,6 +97,9 @@ pub enum ForestError {
         /// Its length.
         found: usize,
     },
+    /// The device that was to compute.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// What was computed.
@@ -155,6 +166,8 @@ pub fn answer(
     }
     let threads = settings.threads.max(1);
     let rope = Rope::of(&weights.config, plan.depth_max.max(1));
+    let held = settings.device.hold(&weights.data)?;
+    let session = held.map(|held| Session::new(&weights.data, held));
     let with_loss = ask.loss.is_some();
     let own = |len: usize| vec![vec![0.0; if with_loss { len } else { 0 }]; threads];
     let mut walk = Walk {
@@ -164,6 +177,7 @@ pub fn answer(
         rope: &rope,
         ask,
         settings,
+        session: session.as_ref(),
         gradients: own(weights.len()),
         value_gradients: own(ask.values.map_or(0, |head| head.data.len())),
         found: Vec::with_capacity(plan.targets),
@@ -176,6 +190,9 @@ pub fn answer(
         found,
         ..
     } = walk;
+    if let Some(session) = session {
+        session.check()?;
+    }
     let zeros = || -> Vec<Vec<f32>> {
         let each = segments.iter();
         each.map(|segment| vec![0.0; segment.targets.len()])
@@ -324,6 +341,7 @@ struct Walk<'a> {
     rope: &'a Rope,
     ask: &'a Ask<'a>,
     settings: Settings,
+    session: Option<&'a Session<'a>>,
     /// One sum per thread.
     gradients: Vec<Vec<f32>>,
     value_gradients: Vec<Vec<f32>>,
@@ -353,7 +371,9 @@ impl Walk<'_> {
         for root in roots.iter().copied().filter(|r| self.plan.size[*r] > limit) {
             let mut trunk = Block::new(self.weights, self.segments, &[root], path.len());
             trunk.recompute = self.settings.recompute && self.ask.loss.is_some();
-            trunk.forward(self.rope, path, crate::kernel::Threads::All);
+            let session = self.session;
+            let on = move |threads| On { threads, session };
+            trunk.forward(self.rope, path, on(Threads::All));
             let children = &self.plan.children[root];
             let targets = self.head_targets(&[root]);
             let mut gradients = HeadGradients {
@@ -363,7 +383,7 @@ impl Walk<'_> {
             let dhidden = trunk.head(
                 &targets,
                 self.ask,
-                self.settings.temperature,
+                (self.settings.temperature, on(Threads::One)),
                 &mut gradients,
                 &mut self.found,
             );
@@ -372,7 +392,7 @@ impl Walk<'_> {
             self.descend(children, path);
             let own = path.pop_from(before);
             if let Some(dhidden) = dhidden {
-                let (gradient, threads) = (&mut self.gradients[0], crate::kernel::Threads::All);
+                let gradient = &mut self.gradients[0];
                 let (keys, gradients) = path.split();
                 trunk.backward(
                     self.rope,
@@ -381,7 +401,7 @@ impl Walk<'_> {
                     dhidden,
                     Some(own),
                     gradient,
-                    threads,
+                    on(Threads::All),
                 );
             }
         }
@@ -439,7 +459,10 @@ impl Walk<'_> {
         }
         let (weights, segments, plan, rope) = (self.weights, self.segments, self.plan, self.rope);
         let shared_path: &Path = path;
-        let one = crate::kernel::Threads::One;
+        let one = On {
+            threads: Threads::One,
+            session: self.session,
+        };
         shares
             .par_iter_mut()
             .with_max_len(1)
@@ -454,8 +477,13 @@ impl Walk<'_> {
                         weights: share.gradient,
                         values: share.value_gradient,
                     };
-                    let dhidden =
-                        block.head(&targets, ask, temperature, &mut gradients, &mut share.found);
+                    let dhidden = block.head(
+                        &targets,
+                        ask,
+                        (temperature, one),
+                        &mut gradients,
+                        &mut share.found,
+                    );
                     if let Some(dhidden) = dhidden {
                         let (_, gradients) = share.path_gradient.split();
                         block.backward(

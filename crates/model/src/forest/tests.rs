@@ -141,11 +141,11 @@ proptest! {
     #[test]
     fn forest_equals_rows(forest in forests(), family in 0_usize..3, limit in 1_usize..40, threads in 1_usize..3) {
         let weights = weights([Family::Llama, Family::Qwen2, Family::Qwen3][family], 3);
-        let settings = Settings { threads, block_tokens_max: limit, temperature: 0.8, recompute: threads == 1 };
+        let settings = Settings { threads, block_tokens_max: limit, temperature: 0.8, recompute: threads == 1, device: Device::CPU };
         let shared = run(&weights, &borrow(&forest), Some(&quadratic), settings).unwrap();
         let (sequences, owners) = rows(&forest);
         let loss = |segment: usize, index: usize, logprob: f32| quadratic(owners[segment], index, logprob);
-        let plain = Settings { threads: 1, block_tokens_max: 10_000, temperature: 0.8, recompute: false };
+        let plain = Settings { threads: 1, block_tokens_max: 10_000, temperature: 0.8, recompute: false, device: Device::CPU };
         let separate = run(&weights, &borrow(&sequences), Some(&loss), plain).unwrap();
         for (row, owner) in owners.iter().enumerate() {
             prop_assert_eq!(close(&shared.logprobs[*owner], &separate.logprobs[row], 1e-5), Ok(()));
@@ -188,6 +188,7 @@ fn gradients_equal_finite_differences() {
             block_tokens_max: 6,
             temperature: 1.0,
             recompute: false,
+            device: Device::CPU,
         };
         let weigh = |segment: usize, index: usize| 0.3 + 0.2 * segment as f32 - 0.25 * index as f32;
         let loss = |segment: usize, index: usize, _: f32| weigh(segment, index);

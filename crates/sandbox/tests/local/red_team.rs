@@ -342,6 +342,7 @@ async fn the_guest_inside_gives_no_power() {
         "init '{}'",
         "probe",
         "relay /nowhere",
+        "install '{}'",
         "unpack /usr",
         "pack /root 10 10",
         "nonsense",

@@ -38,6 +38,10 @@ pub(crate) struct World {
     pub(crate) no_interface: bool,
     /// Whether the memory limit holds for the sandbox as a whole and its kills are counted.
     pub(crate) memory_counted: bool,
+    /// Whether the limit of processes holds.
+    pub(crate) pids_limited: bool,
+    /// Whether lack of memory kills one process, and not the sandbox.
+    pub(crate) memory_kills_one: bool,
     /// How long a sandbox may take to be made, with everything else running.
     pub(crate) patience: Duration,
     pub(crate) next: AtomicUsize,
@@ -67,6 +71,8 @@ impl World {
             mounts: true,
             no_interface: true,
             memory_counted: true,
+            pids_limited: true,
+            memory_kills_one: true,
             patience: Duration::from_secs(60),
             next: AtomicUsize::new(1),
         }

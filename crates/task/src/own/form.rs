@@ -8,6 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use super::services::{self, McpForm, ServiceForm};
 use crate::{Contract, Environment, Grading, Payload, Step, Task, chores};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,6 +24,10 @@ pub(super) struct TaskForm {
     pub(super) verifier: Option<VerifierForm>,
     #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
     pub(super) metadata: toml::Table,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) services: Vec<ServiceForm>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) mcp_servers: Vec<McpForm>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -75,8 +80,15 @@ impl From<ContractForm> for Contract {
 impl TaskForm {
     /// The form of a task; the error says what our format cannot hold.
     pub(super) fn of(task: &Task) -> Result<Self, String> {
+        let place = &task.environment;
+        let plain = Environment {
+            services: place.services.clone(),
+            tools: services::tools(&place.services),
+            mcp_servers: place.mcp_servers.clone(),
+            ..Environment::default()
+        };
         let beyond = task.grading != Grading::default()
-            || task.environment != Environment::default()
+            || *place != plain
             || task.verifier.payload != Payload::None
             || !task.verifier.env.is_empty();
         if beyond {
@@ -108,6 +120,12 @@ impl TaskForm {
                 },
             }),
             metadata,
+            services: place
+                .services
+                .iter()
+                .map(ServiceForm::of)
+                .collect::<Result<_, _>>()?,
+            mcp_servers: place.mcp_servers.iter().map(McpForm::of).collect(),
         })
     }
 }

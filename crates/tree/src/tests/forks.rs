@@ -192,6 +192,20 @@ fn a_rewritten_reply_is_edited_history() {
     assert_eq!(tree.places[1].previous, Some(0));
 }
 
+/// As a client does whose connection broke: an order to go on stands where the reply should.
+#[test]
+fn a_history_that_goes_on_without_the_reply_is_edited() {
+    let order = user("Continue from the transcript.");
+    let (tree, _) = second(calls_tool("bash", "ls"), conversation(&[order]));
+    assert_eq!(
+        cause(&tree),
+        Some((
+            ForkCause::HistoryEdited,
+            "the history of call 0 goes on without its reply"
+        ))
+    );
+}
+
 #[test]
 fn without_evidence_the_cause_is_unknown() {
     let calls = [

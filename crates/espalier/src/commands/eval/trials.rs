@@ -52,6 +52,10 @@ pub(super) fn collect(
                 .map(marks)
                 .unwrap_or_default(),
             behaviour,
+            services_coverage: rollout
+                .as_ref()
+                .and_then(|rollout| rollout.verdict.as_ref())
+                .and_then(|verdict| verdict.scores.get("services.coverage").copied()),
             seconds: rollout.as_ref().map_or(0.0, seconds),
         });
     }

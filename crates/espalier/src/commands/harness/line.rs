@@ -26,7 +26,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::play::highest_mark;
+use super::play::{self, highest_mark};
 
 /// Connections at a time; further ones wait in the kernel's backlog.
 const CONNECTIONS_MAX: usize = 256;
@@ -42,6 +42,27 @@ pub(crate) enum Fault {
     Reset,
     /// The gateway has answered, and the connection is closed in the midst of the body.
     Cut,
+    /// The same right behind the first event with text: the client has what was said, and not what
+    /// was to be done.
+    CutBehindText,
+}
+
+impl Fault {
+    /// How much of a reply passes.
+    fn passes(self, body: &[u8]) -> usize {
+        let text = match self {
+            Self::CutBehindText => find(body, play::SAYS.as_bytes()),
+            _ => None,
+        };
+        let end = text.and_then(|at| Some(at + find(&body[at..], b"\n\n")? + 2));
+        // A reply that is no stream has no events.
+        end.filter(|end| *end < body.len())
+            .unwrap_or(body.len() / 2)
+    }
+}
+
+fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
+    bytes.windows(what.len()).position(|window| window == what)
 }
 
 /// A broken line, on purpose.
@@ -202,8 +223,8 @@ async fn pass(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respons
     let (mut head, body) = answered.map_err(|_| CutHere)??.into_parts();
     match fault {
         None => Ok(Response::from_parts(head, full(body))),
-        Some(Fault::Cut) => {
-            let half = body.slice(..body.len() / 2);
+        Some(cut @ (Fault::Cut | Fault::CutBehindText)) => {
+            let half = body.slice(..cut.passes(&body));
             let frames = vec![Ok(Frame::data(half)), Err(CutHere)];
             head.headers.remove(http::header::CONTENT_LENGTH);
             let body = StreamBody::new(futures::stream::iter(frames));
@@ -246,5 +267,20 @@ async fn ask(gateway: &Path, request: Request<Full<Bytes>>) -> Result<Response<B
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_is_cut_in_half_or_behind_its_text() {
+        let stream =
+            b"data: {\"role\": 1}\n\ndata: {\"text\": \"Turn 7.\"}\n\ndata: {\"tool\": 2}\n\n";
+        let end = Fault::CutBehindText.passes(stream);
+        assert!(stream[..end].ends_with(b"Turn 7.\"}\n\n"));
+        assert_eq!(Fault::Cut.passes(stream), stream.len() / 2);
+        assert_eq!(Fault::CutBehindText.passes(b"{\"text\": \"Turn 7.\"}"), 9);
     }
 }

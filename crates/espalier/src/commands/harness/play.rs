@@ -27,6 +27,8 @@ const SUMMARY: &str = "the task goes on; everything up to";
 /// What a sub-agent says last; long enough to be recognised where it is quoted.
 pub(crate) const SUB_RESULT: &str =
     "The sub-agent has counted the words of the note: 1729 of them.";
+/// How every turn begins.
+pub(crate) const SAYS: &str = "Turn ";
 /// Turns of the usual task.
 pub(crate) const TURNS: usize = 8;
 
@@ -39,8 +41,8 @@ pub(crate) struct Play {
     pub(crate) ends_with: Option<String>,
     /// How to ask for a sub-agent, in place of this turn.
     pub(crate) spawn: Option<(usize, Spawn)>,
-    /// Whether requests for a summary are expected.
-    pub(crate) summarises: bool,
+    /// In place of `turns`: a task that goes on until its history was summarised.
+    pub(crate) long: Option<Long>,
     /// How the engine fails at the first try of a turn.
     pub(crate) faults: BTreeMap<usize, EngineError>,
     /// Turns whose fault was played.
@@ -91,7 +93,9 @@ is mark-01-b.txt "it's \"1\""
 is mark-02-a.txt "mark-04 pear
 über – 雪"
 is mark-03-a.txt 20
-is mark-06-a.txt '  two spaces  
+# Claude Code takes blanks off the ends of lines.
+sed -i 's/ *$//' mark-06-a.txt
+is mark-06-a.txt '  two spaces
 	tab "q" \n {"k": [1, 2]}'
 is mark-07-a.txt "$(seq 1 300)"
 is mark-08-a.txt 'a
@@ -100,24 +104,67 @@ c'
 echo 1
 "#;
 
-/// A long task of one command a turn, each with this many bytes of output.
-pub(crate) fn long_turns(count: usize, bytes: usize) -> Vec<Vec<Step>> {
-    (1..=count)
-        .map(|turn| {
-            let line = "the quick brown fox jumps over the lazy dog";
-            vec![Step::Bash(format!(
-                "echo {turn} > mark-{turn:02}-a.txt; yes '{line}' | head -c {bytes}"
-            ))]
-        })
-        .collect()
+/// Turns of a long task before it is given up: its history was never summarised.
+pub(crate) const LONG_TURNS_MAX: usize = 70;
+/// Turns of a long task behind the first summary.
+const TURNS_AFTER_SUMMARY: usize = 5;
+/// What long tasks print.
+pub(crate) const LONG_LINE: &str = "the quick brown fox jumps over the lazy dog\n";
+
+/// A task of one command a turn that goes on until the harness had its history summarised, and
+/// some turns longer: when that is, is the harness's own matter.
+#[derive(Debug, Default)]
+pub(crate) struct Long {
+    /// What each turn prints, in bytes.
+    pub(crate) bytes: usize,
+    /// Turns made when the first summary was written.
+    summarised: Mutex<Option<usize>>,
 }
 
-/// The proof of [`long_turns`].
-pub(crate) fn long_proof(count: usize) -> String {
-    format!(
-        "for i in $(seq 1 {count}); do f=$(printf 'mark-%02d-a.txt' $i); test \"$(cat $f)\" = $i || {{ echo $f is missing; echo 0; exit 0; }}; done; echo 1\n"
-    )
+impl Long {
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self {
+            bytes,
+            ..Self::default()
+        }
+    }
+
+    fn summarise(&self, made: usize) {
+        let mut summarised = self
+            .summarised
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        summarised.get_or_insert(made);
+    }
+
+    /// The step behind so many; `None` when it is enough.
+    fn step(&self, made: usize) -> Option<Step> {
+        let summarised = *self
+            .summarised
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let turns = summarised.map_or(LONG_TURNS_MAX, |at| at + TURNS_AFTER_SUMMARY);
+        let turn = made + 1;
+        let line = LONG_LINE.trim_end();
+        (turn <= turns).then(|| {
+            Step::Bash(format!(
+                "echo {turn} > mark-{turn:02}-a.txt; echo {turn} > total.txt; yes '{line}' | head -c {}",
+                self.bytes
+            ))
+        })
+    }
 }
+
+/// The proof of a long task: no turn was lost, and none made that was not asked for.
+pub(crate) const LONG_PROOF: &str = r#"total=$(cat total.txt) || { echo nothing was made; echo 0; exit 0; }
+for i in $(seq 1 "$total"); do
+  f=$(printf 'mark-%02d-a.txt' "$i")
+  test "$(cat "$f")" = "$i" || { echo "$f is missing"; echo 0; exit 0; }
+done
+made=$(ls mark-*-a.txt | wc -l)
+test "$made" -eq "$total" || { echo "$made files, the last turn was $total"; echo 0; exit 0; }
+echo 1
+"#;
 
 /// The highest mark in a text; 0 without.
 pub(crate) fn highest_mark(text: &str) -> usize {
@@ -227,10 +274,14 @@ impl Play {
             return Ok(calling(spawn.tool.clone(), arguments));
         }
         let refuse = |error: teacher::TeacherError| EngineError::NoScript(error.to_string());
-        match (self.turns.get(made), &self.ends_with) {
+        let steps = match &self.long {
+            Some(long) => long.step(made).map(|step| vec![step]),
+            None => self.turns.get(made).cloned(),
+        };
+        match (steps, &self.ends_with) {
             (Some(steps), _) => {
-                let mut message = teacher::turn(steps, made, conversation).map_err(refuse)?;
-                message.content = say(format!("Turn {next}.")).content;
+                let mut message = teacher::turn(&steps, made, conversation).map_err(refuse)?;
+                message.content = say(format!("{SAYS}{next}.")).content;
                 Ok(message)
             }
             (None, Some(command)) => {
@@ -261,8 +312,11 @@ impl Script for Play {
         let conversation = hint.conversation.as_ref();
         let all: Vec<String> = texts(conversation).collect();
         let contains = |nonce: &str| all.iter().any(|text| text.contains(nonce));
-        if self.summarises && wants_summary(conversation) {
+        if let Some(long) = &self.long
+            && wants_summary(conversation)
+        {
             let made = progress(conversation);
+            long.summarise(made);
             return Ok(say(format!("{MAIN}: {SUMMARY} mark-{made:02} is done.")));
         }
         if contains(SUB) && !contains(MAIN) {
@@ -297,8 +351,7 @@ mod tests {
             tools,
         };
         let play = Play {
-            summarises: true,
-            turns: long_turns(6, 10),
+            long: Some(Long::new(10)),
             ..Play::default()
         };
         let hint = |conversation| Hint {
@@ -323,7 +376,19 @@ mod tests {
             )],
             tools: vec![shell],
         };
-        let next = play.reply(&hint(after)).unwrap();
+        let next = play.reply(&hint(after.clone())).unwrap();
         assert!(next.tool_calls[0].arguments.to_string().contains("mark-05"));
+        // Some turns later it is enough; without a summary it goes on.
+        let mut late = after;
+        late.messages
+            .push(Message::text(Role::User, "mark-09 was made"));
+        let last = play.reply(&hint(late.clone())).unwrap();
+        assert!(last.tool_calls.is_empty());
+        let unsummarised = Play {
+            long: Some(Long::new(10)),
+            ..Play::default()
+        };
+        let next = unsummarised.reply(&hint(late)).unwrap();
+        assert!(next.tool_calls[0].arguments.to_string().contains("mark-10"));
     }
 }

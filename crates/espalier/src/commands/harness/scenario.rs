@@ -34,9 +34,17 @@ const CONTEXT_TOKENS_MAX: u32 = 1 << 18;
 const REPLY_TOKENS_MAX: u32 = 4096;
 /// For calls in flight when a scenario ends.
 const DRAIN: Duration = Duration::from_secs(5);
-/// The long task: turns, and bytes that each prints. It fills the window once: some harnesses
-/// recover from that once in a run.
-const LONG: (usize, usize) = (12, 2400);
+/// What a turn of the long task prints, in tokens; less when that is more than some harnesses
+/// show of a command's output.
+const LONG_TURN_TOKENS: usize = 4000;
+const LONG_TURN_BYTES_MAX: usize = 8000;
+/// The window of the long task, beside room for the first prompt two and a half times: harnesses
+/// keep up to 50,000 tokens free, or up to a half of the window, and would be summarising all the
+/// time in a small one.
+const LONG_ROOM_TOKENS: usize = 60_000;
+
+/// Forks that a sub-agent or a compaction may cost.
+const FORKS_MAX: usize = 4;
 
 /// What can be played.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -44,7 +52,7 @@ const LONG: (usize, usize) = (12, 2400);
 pub(crate) enum Scenario {
     /// Eight turns with up to three tool calls at once
     Turns,
-    /// The same while the engine and the line fail five times
+    /// The same while the engine and the line fail six times
     Storm,
     /// A sub-agent makes a file meanwhile
     Subagent,
@@ -293,13 +301,14 @@ impl Bench {
                     (4, "500", Fault::Status500),
                     (5, "reset", Fault::Reset),
                     (6, "cut", Fault::Cut),
+                    (7, "cut", Fault::CutBehindText),
                 ] {
                     if survives(name) {
                         plot.line_faults.insert(turn, fault);
                     }
                 }
                 // A changed history costs its own turn and the one that changes it back.
-                let edits = [("500", 4), ("reset", 5), ("cut", 6)]
+                let edits = [("500", 4), ("reset", 5), ("cut", 6), ("cut", 7)]
                     .iter()
                     .filter(|(name, turn)| {
                         plot.line_faults.contains_key(turn)
@@ -307,7 +316,7 @@ impl Bench {
                     })
                     .count();
                 if edits > 0 {
-                    plot.expected.forks = vec![ForkCause::HistoryEdited];
+                    plot.expected.forks = vec![(ForkCause::HistoryEdited, 2 * edits)];
                     plot.expected.inexact_max = 2 * edits;
                 }
                 let faults = plot.play.faults.len() + plot.line_faults.len();
@@ -322,22 +331,26 @@ impl Bench {
                 plot.proof = "test \"$(cat sub.txt)\" = sub && test \"$(cat mark-03-a.txt)\" -gt 1 && echo 1 || echo 0\n".to_owned();
                 plot.expected.calls_min = 6;
                 plot.expected.subagent = true;
-                plot.expected.forks = vec![ForkCause::Subagent];
+                plot.expected.forks = vec![(ForkCause::Subagent, FORKS_MAX)];
             }
             Scenario::Compaction => {
-                let (count, bytes) = LONG;
-                plot.play.turns = play::long_turns(count, bytes);
-                plot.play.summarises = true;
-                plot.proof = play::long_proof(count);
-                plot.expected.calls_min = count + 1;
+                let sample = play::LONG_LINE.repeat(64);
+                let tokens = self
+                    .codec
+                    .encode(&sample)
+                    .map_or(sample.len(), |ids| ids.len());
+                let bytes = LONG_TURN_TOKENS * sample.len() / tokens.max(1);
+                plot.play.long = Some(play::Long::new(bytes.min(LONG_TURN_BYTES_MAX)));
+                plot.proof = play::LONG_PROOF.to_owned();
                 plot.expected.compaction = true;
                 // A summary that does not fit is asked for again, without the newest turns.
-                plot.expected.forks = vec![ForkCause::Compaction, ForkCause::HistoryEdited];
-                // Room for three quarters of the outputs, in tokens that are bytes or a little more,
-                // and a quarter on top: some harnesses compact long before the window is full.
-                let prompt = base.map_or(8192, |figures| figures.prompt_tokens);
-                let room = prompt + count * bytes * 3 / 4;
-                plot.context_tokens = u32::try_from(room + room / 4).unwrap_or(u32::MAX);
+                plot.expected.forks = vec![
+                    (ForkCause::Compaction, FORKS_MAX),
+                    (ForkCause::HistoryEdited, FORKS_MAX),
+                ];
+                let prompt = base.map_or(0, |figures| figures.prompt_tokens);
+                let window = prompt * 5 / 2 + LONG_ROOM_TOKENS;
+                plot.context_tokens = u32::try_from(window).unwrap_or(u32::MAX);
             }
         }
         plot

@@ -1,4 +1,4 @@
-//! As much of an HTTP/1.1 client as one POST per connection needs.
+//! As much of HTTP/1.1 as one request per connection needs, from both ends.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -10,10 +10,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest body accepted.
 const BODY_BYTES_MAX: u64 = 64 << 20;
 const LINE_BYTES_MAX: u64 = 64 << 10;
+const HEADERS_MAX: usize = 100;
 
 /// Why there is no response; always worth another try.
 #[derive(Debug)]
-pub(super) struct HttpError(pub(super) String);
+pub(crate) struct HttpError(pub(crate) String);
 
 impl<E: std::error::Error> From<E> for HttpError {
     fn from(error: E) -> Self {
@@ -23,21 +24,40 @@ impl<E: std::error::Error> From<E> for HttpError {
 
 /// Where to post.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     address: SocketAddr,
     host: String,
     path: String,
 }
 
+/// Names in lower case, and values.
+pub(crate) type Headers = Vec<(String, String)>;
+
 #[derive(Debug)]
-pub(super) struct Response {
-    pub(super) status: u16,
-    pub(super) body: Vec<u8>,
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) headers: Headers,
+    pub(crate) body: Vec<u8>,
+}
+
+/// What a client of ours asks.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) headers: Headers,
+    pub(crate) body: Vec<u8>,
+}
+
+/// The value of a header; the name in lower case.
+pub(crate) fn header<'a>(headers: &'a Headers, name: &str) -> Option<&'a str> {
+    let found = headers.iter().find(|(known, _)| known == name);
+    found.map(|(_, value)| value.as_str())
 }
 
 impl Endpoint {
-    pub(super) fn parse(base_url: &str, suffix: &str) -> Result<Self, String> {
-        let bad = |what: &str| format!("--base-url {base_url}: {what}");
+    pub(crate) fn parse(base_url: &str, suffix: &str) -> Result<Self, String> {
+        let bad = |what: &str| format!("{base_url}: {what}");
         let rest = base_url
             .strip_prefix("http://")
             .ok_or_else(|| bad("http:// is expected"))?;
@@ -53,7 +73,10 @@ impl Endpoint {
                 .parse()
                 .map_err(|_| bad("an IP address or localhost is expected"))?,
         };
-        let path = format!("{}{suffix}", path.trim_end_matches('/'));
+        let path = match format!("{}{suffix}", path.trim_end_matches('/')) {
+            empty if empty.is_empty() => "/".to_owned(),
+            path => path,
+        };
         Ok(Self {
             address: SocketAddr::new(ip, port),
             host: host.to_owned(),
@@ -62,9 +85,26 @@ impl Endpoint {
     }
 
     /// Posts JSON. `timeout` bounds the silence before and within the response.
-    pub(super) fn post(
+    pub(crate) fn post(
         &self,
         api_key: &str,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Result<Response, HttpError> {
+        let key = format!("Bearer {api_key}");
+        let headers = [
+            ("Authorization", key.as_str()),
+            ("Accept", "*/*"),
+            ("User-Agent", "espalier-react"),
+        ];
+        self.send("POST", &headers, body, timeout)
+    }
+
+    /// Sends a request, with a body of JSON unless it is empty. `timeout` as for [`Self::post`].
+    pub(crate) fn send(
+        &self,
+        method: &str,
+        headers: &[(&str, &str)],
         body: &[u8],
         timeout: Duration,
     ) -> Result<Response, HttpError> {
@@ -72,17 +112,103 @@ impl Endpoint {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
-        let head = format!(
-            "POST {} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {api_key}\r\n\
-             Content-Type: application/json\r\nAccept: */*\r\nUser-Agent: espalier-react\r\n\
-             Connection: close\r\nContent-Length: {}\r\n\r\n",
-            self.path,
-            self.host,
+        let mut head = format!("{method} {} HTTP/1.1\r\nHost: {}\r\n", self.path, self.host);
+        for (name, value) in headers {
+            if value.contains(['\r', '\n']) {
+                return Err(HttpError(format!("the header {name} has a line end")));
+            }
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if !body.is_empty() {
+            head.push_str("Content-Type: application/json\r\n");
+        }
+        head.push_str(&format!(
+            "Connection: close\r\nContent-Length: {}\r\n\r\n",
             body.len()
-        );
+        ));
         stream.write_all(head.as_bytes())?;
         stream.write_all(body)?;
         read_response(&mut BufReader::new(stream))
+    }
+}
+
+/// The headers up to the empty line.
+fn read_headers(from: &mut impl BufRead) -> Result<Headers, HttpError> {
+    let mut headers = Headers::new();
+    loop {
+        let line = read_line(from)?;
+        if line.is_empty() {
+            return Ok(headers);
+        }
+        if headers.len() >= HEADERS_MAX {
+            return Err(HttpError(format!("more than {HEADERS_MAX} headers")));
+        }
+        if let Some((name, value)) = line.split_once(':') {
+            headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+        }
+    }
+}
+
+fn is_chunked(headers: &Headers) -> bool {
+    header(headers, "transfer-encoding")
+        .is_some_and(|value| value.to_ascii_lowercase().ends_with("chunked"))
+}
+
+fn length(headers: &Headers) -> Option<u64> {
+    header(headers, "content-length").and_then(|value| value.parse().ok())
+}
+
+/// Reads a request. One without a length has no body.
+pub(crate) fn read_request(from: &mut impl BufRead) -> Result<Request, HttpError> {
+    let line = read_line(from)?;
+    let mut words = line.split(' ');
+    let (Some(method), Some(path)) = (words.next(), words.next()) else {
+        return Err(HttpError(format!("no HTTP request in {line:?}")));
+    };
+    let headers = read_headers(from)?;
+    let mut body = Vec::new();
+    if is_chunked(&headers) {
+        read_chunks(from, &mut body)?;
+    } else if let Some(length) = length(&headers) {
+        read_exactly(from, length, &mut body)?;
+    }
+    Ok(Request {
+        method: method.to_owned(),
+        path: path.to_owned(),
+        headers,
+        body,
+    })
+}
+
+/// Writes a response after which the connection ends.
+pub(crate) fn write_response(
+    to: &mut impl Write,
+    status: u16,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> std::io::Result<()> {
+    let mut head = format!("HTTP/1.1 {status} {}\r\n", reason(status));
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str(&format!(
+        "Connection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    ));
+    to.write_all(head.as_bytes())?;
+    to.write_all(body)?;
+    to.flush()
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        202 => "Accepted",
+        400 => "Bad Request",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        _ => "Status",
     }
 }
 
@@ -119,34 +245,23 @@ fn read_response(from: &mut impl BufRead) -> Result<Response, HttpError> {
             .nth(1)
             .and_then(|status| status.parse::<u16>().ok());
         let status = status.ok_or_else(|| HttpError(format!("no HTTP status in {line:?}")))?;
-        let (mut length, mut chunked) = (None, false);
-        loop {
-            let line = read_line(from)?;
-            if line.is_empty() {
-                break;
-            }
-            let Some((name, value)) = line.split_once(':') else {
-                continue;
-            };
-            let value = value.trim();
-            if name.eq_ignore_ascii_case("content-length") {
-                length = value.parse::<u64>().ok();
-            } else if name.eq_ignore_ascii_case("transfer-encoding") {
-                chunked = value.to_ascii_lowercase().ends_with("chunked");
-            }
-        }
+        let headers = read_headers(from)?;
         if (100..200).contains(&status) {
             continue;
         }
         let mut body = Vec::new();
-        match length {
-            _ if chunked => read_chunks(from, &mut body)?,
+        match length(&headers) {
+            _ if is_chunked(&headers) => read_chunks(from, &mut body)?,
             Some(length) => read_exactly(from, length, &mut body)?,
             None => {
                 from.take(BODY_BYTES_MAX).read_to_end(&mut body)?;
             }
         }
-        return Ok(Response { status, body });
+        return Ok(Response {
+            status,
+            headers,
+            body,
+        });
     }
 }
 

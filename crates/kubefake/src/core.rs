@@ -166,8 +166,16 @@ impl Core {
         metadata["creationTimestamp"] = json!(now());
     }
 
-    /// Writes an event about an object. A repeated one counts up.
-    pub(crate) fn event(&self, about: &Value, kind: &str, reason: &str, message: &str) {
+    /// Writes an event about an object, or the part of it that a path names. A repeated one counts
+    /// up.
+    pub(crate) fn event(
+        &self,
+        about: &Value,
+        path: Option<&str>,
+        kind: &str,
+        reason: &str,
+        message: &str,
+    ) {
         let metadata = &about["metadata"];
         let namespace = metadata["namespace"].as_str().unwrap_or("default");
         let component = if reason.ends_with("cheduled") || reason.ends_with("cheduling") {
@@ -177,7 +185,9 @@ impl Core {
         };
         let mut store = self.store();
         let known = store.list("events", Some(namespace)).find(|(_, event)| {
-            event["involvedObject"]["uid"] == metadata["uid"]
+            let involved = &event["involvedObject"];
+            involved["uid"] == metadata["uid"]
+                && involved["fieldPath"].as_str() == path
                 && event["reason"] == reason
                 && event["message"] == message
         });
@@ -203,6 +213,9 @@ impl Core {
             "source": {"component": component}, "reportingComponent": component,
             "reportingInstance": "",
         });
+        if let Some(path) = path {
+            event["involvedObject"]["fieldPath"] = json!(path);
+        }
         self.stamp(&mut event, namespace, &name);
         store.put(Key::new("events", namespace, name), event);
     }

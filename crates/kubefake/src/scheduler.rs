@@ -78,7 +78,7 @@ fn schedule(core: &Core) {
                 "Successfully assigned {}/{} to {NODE}",
                 key.namespace, key.name
             );
-            core.event(&pod, "Normal", "Scheduled", &message);
+            core.event(&pod, None, "Normal", "Scheduled", &message);
         }
         let uid = text(&pod["metadata"]["uid"]);
         let mut news = false;
@@ -95,7 +95,7 @@ fn schedule(core: &Core) {
             }
         });
         if let (Some(message), true) = (why_not, news) {
-            core.event(&pod, "Warning", "FailedScheduling", &message);
+            core.event(&pod, None, "Warning", "FailedScheduling", &message);
         }
     }
 }

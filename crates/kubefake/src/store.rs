@@ -131,9 +131,8 @@ impl Store {
         self.revision += 1;
         let mut last = (*before).clone();
         last["metadata"]["resourceVersion"] = json!(self.revision.to_string());
-        let last = Arc::new(last);
-        self.record(key.clone(), Some(Arc::clone(&last)), None);
-        Some(last)
+        self.record(key.clone(), Some(before), None);
+        Some(Arc::new(last))
     }
 
     /// What happened after a revision.

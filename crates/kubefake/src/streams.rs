@@ -21,7 +21,11 @@ use tokio::{
 };
 use tokio_tungstenite::{
     WebSocketStream,
-    tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
+    tungstenite::{
+        Message,
+        handshake::derive_accept_key,
+        protocol::{CloseFrame, Role, frame::coding::CloseCode},
+    },
 };
 
 use crate::{
@@ -205,6 +209,12 @@ async fn write_all(mut sink: Sink, mut queue: mpsc::Receiver<Message>) {
             return;
         }
     }
+    // Clients take an end without a code for a broken connection.
+    let end = CloseFrame {
+        code: CloseCode::Normal,
+        reason: "".into(),
+    };
+    let _ = sink.send(Message::Close(Some(end))).await;
     let _ = sink.close().await;
 }
 

@@ -43,6 +43,7 @@ impl Form {
             Self::Table => table(
                 &[object],
                 &json!({"resourceVersion": object["metadata"]["resourceVersion"]}),
+                object["kind"] == "Pod",
             ),
             Self::Metadata => metadata(object),
         }
@@ -54,7 +55,7 @@ impl Form {
             Self::Plain => whole,
             Self::Table => {
                 let items: Vec<&Value> = list(&whole["items"]).collect();
-                table(&items, &whole["metadata"])
+                table(&items, &whole["metadata"], whole["kind"] == "PodList")
             }
             Self::Metadata => {
                 let items: Vec<Value> = list(&whole["items"]).map(metadata).collect();
@@ -74,8 +75,7 @@ fn metadata(object: &Value) -> Value {
     })
 }
 
-fn table(objects: &[&Value], list_metadata: &Value) -> Value {
-    let pods = objects.iter().any(|o| o["kind"] == "Pod");
+fn table(objects: &[&Value], list_metadata: &Value, pods: bool) -> Value {
     let column = |name: &str, priority: u32| {
         let format = if name == "Name" { "name" } else { "" };
         json!({"name": name, "type": "string", "format": format, "description": name, "priority": priority})

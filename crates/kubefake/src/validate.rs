@@ -32,6 +32,12 @@ pub(crate) fn list<'a>(value: &'a Value) -> impl Iterator<Item = &'a Value> + Cl
     value.as_array().map_or(&[][..], Vec::as_slice).iter()
 }
 
+/// A list within a value; indexing would leave a null where there is none.
+fn list_mut<'a>(value: &'a mut Value, key: &str) -> impl Iterator<Item = &'a mut Value> + 'a {
+    let list = value.get_mut(key).and_then(Value::as_array_mut);
+    list.into_iter().flatten()
+}
+
 pub(crate) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
@@ -419,7 +425,7 @@ fn pod_defaults(pod: &mut Value) {
     let account = spec["serviceAccountName"].clone();
     default(spec, "serviceAccount", account);
     for kind in ["initContainers", "containers"] {
-        for container in spec[kind].as_array_mut().into_iter().flatten() {
+        for container in list_mut(spec, kind) {
             let image = text(&container["image"]);
             let latest = image.ends_with(":latest")
                 || !(image.contains('@') || image.rsplit('/').next().unwrap_or("").contains(':'));
@@ -439,7 +445,7 @@ fn pod_defaults(pod: &mut Value) {
             }
         }
     }
-    for volume in spec["volumes"].as_array_mut().into_iter().flatten() {
+    for volume in list_mut(spec, "volumes") {
         for source in ["configMap", "secret", "downwardAPI"] {
             if volume[source].is_object() {
                 default(&mut volume[source], "defaultMode", json!(0o644));
@@ -482,7 +488,7 @@ pub(crate) fn update(resource: &Resource, old: &Value, new: &Value) -> Vec<Cause
                     spec[key] = Value::Null;
                 }
                 for kind in ["initContainers", "containers"] {
-                    for container in spec[kind].as_array_mut().into_iter().flatten() {
+                    for container in list_mut(&mut spec, kind) {
                         container["image"] = Value::Null;
                     }
                 }

@@ -58,7 +58,8 @@ assert made.status.phase == "Pending" and made.metadata.uid
 refused(409, "AlreadyExists", core.create_namespaced_pod, "default", pod("a", "true"))
 phases = until("a", lambda e: e["object"].status.phase == "Running")
 assert phases[-1][0] in ("ADDED", "MODIFIED"), phases
-assert core.read_namespaced_pod_log("a", "default") == "from python\n"
+# Followed, for it may run and not have written yet.
+assert core.read_namespaced_pod_log("a", "default", follow=True, limit_bytes=12) == "from python\n"
 
 said = stream(
     core.connect_get_namespaced_pod_exec, "a", "default", command=["sh", "-c", "echo out; echo err >&2"],

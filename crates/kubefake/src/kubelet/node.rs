@@ -176,7 +176,11 @@ impl Node {
 
     /// Listens in a pod's network; who connects is in ours.
     async fn listen_within(&self, pid: u32) -> io::Result<TcpListener> {
-        let namespace = format!("/proc/{}/root/proc/{pid}/ns/net", self.pid);
+        let proc = Path::new("/proc")
+            .join(self.pid.to_string())
+            .join("root")
+            .join("proc");
+        let namespace = proc.join(pid.to_string()).join("ns/net");
         let (sender, receiver) = tokio::sync::oneshot::channel();
         // A thread that changes its namespace is never used for anything else.
         std::thread::spawn(move || {

@@ -130,8 +130,22 @@ impl Pod {
 
     pub(super) fn event(&self, kind: &str, reason: &str, message: &str) {
         if let Some(object) = self.object() {
-            self.kubelet.core.event(&object, kind, reason, message);
+            self.kubelet
+                .core
+                .event(&object, None, kind, reason, message);
         }
+    }
+
+    /// About one of its containers.
+    pub(super) fn container_event(&self, name: &str, kind: &str, reason: &str, message: &str) {
+        let Some(object) = self.object() else {
+            return;
+        };
+        let init = list(&object["spec"]["initContainers"]).any(|c| c["name"] == name);
+        let list = if init { "initContainers" } else { "containers" };
+        let path = format!("spec.{list}{{{name}}}");
+        let core = &self.kubelet.core;
+        core.event(&object, Some(&path), kind, reason, message);
     }
 
     /// Writes the status, when the node can.
@@ -302,7 +316,7 @@ impl Pod {
         let running = lock(&self.running).clone();
         for (name, container) in running {
             let message = format!("Stopping container {name}");
-            self.event("Normal", "Killing", &message);
+            self.container_event(&name, "Normal", "Killing", &message);
             if polite {
                 container.signal("TERM").await;
             }

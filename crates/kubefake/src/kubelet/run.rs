@@ -165,19 +165,24 @@ impl Pod {
             match tried {
                 Tried::Here(image_found) => {
                     let message = format!("Container image \"{image}\" already present on machine");
-                    self.event("Normal", "Pulled", &message);
+                    self.container_event(name, "Normal", "Pulled", &message);
                     return Some(image_found);
                 }
                 Tried::Hangs => {
-                    self.event("Normal", "Pulling", &format!("Pulling image \"{image}\""));
+                    self.container_event(
+                        name,
+                        "Normal",
+                        "Pulling",
+                        &format!("Pulling image \"{image}\""),
+                    );
                 }
                 Tried::Not(reason, why) => {
                     let message = format!("Failed to pull image \"{image}\": {why}");
-                    self.event("Warning", "Failed", &message);
+                    self.container_event(name, "Warning", "Failed", &message);
                     self.waiting(object, name, reason, &why).await;
                     if reason == "ErrImagePull" && !failed_before {
                         let message = format!("Back-off pulling image \"{image}\"");
-                        self.event("Normal", "BackOff", &message);
+                        self.container_event(name, "Normal", "BackOff", &message);
                         let message = format!("{message}: ErrImagePull: {why}");
                         self.waiting(object, name, "ImagePullBackOff", &message)
                             .await;
@@ -223,8 +228,9 @@ impl Pod {
                 Ok(process) => return Some(process),
                 Err((reason, message)) => {
                     if said.as_ref() != Some(&message) {
-                        self.event("Warning", "Failed", &format!("Error: {message}"));
                         let name = text(&container["name"]);
+                        let shown = format!("Error: {message}");
+                        self.container_event(name, "Warning", "Failed", &shown);
                         self.waiting(object, name, reason, &message).await;
                         said = Some(message);
                     }
@@ -261,7 +267,7 @@ impl Pod {
                 .or_default()
                 .push(Arc::clone(&log));
             let message = format!("Created container: {name}");
-            self.event("Normal", "Created", &message);
+            self.container_event(name, "Normal", "Created", &message);
             let common = Common {
                 node: &self.node,
                 folder: &self.folder,
@@ -278,7 +284,7 @@ impl Pod {
                 Ok(running) => {
                     lock(&self.running).insert(name.to_owned(), Arc::clone(&running));
                     let message = format!("Started container {name}");
-                    self.event("Normal", "Started", &message);
+                    self.container_event(name, "Normal", "Started", &message);
                     self.started(object, name, &id, &began, init).await;
                     let ended = running.wait().await;
                     lock(&self.running).remove(name);
@@ -286,7 +292,7 @@ impl Pod {
                 }
                 Err(ended) => {
                     let message = format!("Error: {}", ended.message);
-                    self.event("Warning", "Failed", &message);
+                    self.container_event(name, "Warning", "Failed", &message);
                     ended
                 }
             };

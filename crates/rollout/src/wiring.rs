@@ -66,6 +66,8 @@ impl RealCapture {
             calls: status.calls,
             in_flight: status.in_flight,
             refused: u32::from(status.calls_max_hit),
+            tokens_spent: status.tokens_max_hit,
+            seconds_spent: status.seconds_max_hit,
             too_long: false,
             fault: status.last_fault.map(|fault| {
                 let reason = format!(
@@ -121,7 +123,7 @@ impl Capture for RealCapture {
                 sampling: open.sampling,
                 sampling_fixed: open.sampling_fixed,
                 calls_max: open.calls_max,
-                generated_tokens_max: None,
+                generated_tokens_max: open.generated_tokens_max,
                 seconds_max: None,
                 key: None,
             })
@@ -163,6 +165,10 @@ impl Capture for RealCapture {
     fn policy(&self) -> PolicyVersion {
         self.engine.policy_version()
     }
+
+    fn queued(&self) -> Option<u64> {
+        self.engine.queued()
+    }
 }
 
 /// [`Store`] over the ledger.
@@ -193,6 +199,14 @@ impl Store for RealStore {
         })
         .await
         .map_err(|error| error.to_string())?;
+        // Somebody else has ended it: a resumed run that took this one for dead. The first end
+        // stays, so that nobody who has seen it is wrong.
+        if let Some(known) = self.get(&rollout.spec.id).await?
+            && known.disposition.is_some()
+        {
+            tracing::warn!(rollout = %rollout.spec.id, "a second end of it came late and is ignored");
+            return Ok(known);
+        }
         match found {
             Ok((seen, summary)) => {
                 rollout.lineage.tools_digests = seen.tools_digests;
@@ -232,7 +246,9 @@ struct RealJudge {
 
 fn judge_error(error: VerifyError) -> JudgeError {
     match error.fault() {
-        Fault::SandboxLost | Fault::SandboxStart => JudgeError::SandboxLost(error.to_string()),
+        Fault::SandboxLost | Fault::SandboxStart | Fault::SandboxRefused => {
+            JudgeError::SandboxLost(error.to_string())
+        }
         Fault::JudgeFailed => JudgeError::NoAnswer(error.to_string()),
         _ => JudgeError::Failed(error.to_string()),
     }

@@ -22,6 +22,17 @@ impl Default for SandboxConfig {
     }
 }
 
+impl SandboxConfig {
+    /// Hosts that sandboxes may reach, and whether their addresses may be private.
+    #[must_use]
+    pub fn egress(&self) -> (&[String], bool) {
+        match self {
+            Self::Local(config) => (&config.egress, config.egress_private),
+            Self::Docker(config) => (&config.egress, config.egress_private),
+        }
+    }
+}
+
 /// Starts the provider of a kind. Needs a Tokio runtime.
 ///
 /// # Errors

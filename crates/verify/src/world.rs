@@ -189,6 +189,12 @@ pub fn refuse(task: &Task) -> Result<(), VerifyError> {
             "it is to run as {user}, and this kind of sandbox has one user"
         ));
     }
+    if let (Some(wanted), true) = (place.asks_for(), place.egress.is_empty()) {
+        reasons.push(format!(
+            "it asks for {wanted}; sandboxes reach the model and what the recipe's sandbox.egress names, \
+             which is not all of that"
+        ));
+    }
     for service in &place.services {
         reasons.push(format!(
             "it needs the service {} beside the harness, which is not started here",

@@ -1,6 +1,8 @@
 //! `espalier doctor`: what works on this machine, and what to do about what does not. Changes
 //! nothing.
 
+mod engines;
+
 use std::path::{Path, PathBuf};
 
 use harness::{Install, Profile};
@@ -12,7 +14,9 @@ use crate::{display::Display, error::CliError, policy, recipe::Recipe, text::tab
 /// Free space that a run with its checkpoints should have.
 const DISK_BYTES_MIN: u64 = 2 << 30;
 /// Checks of the sandbox without which no rollout can run here.
-const NEEDED: [&str; 6] = [
+const NEEDED: [&str; 8] = [
+    "container engine",
+    "container image",
     "kernel",
     "guest",
     "namespaces",
@@ -23,7 +27,8 @@ const NEEDED: [&str; 6] = [
 
 /// Say what works on this machine, and what to do about what does not.
 ///
-/// With a recipe also its policy, tasks and harnesses are looked at. Exit code 1 when something is
+/// With a recipe also its policy, tasks, harnesses, engines, judges and container engine are looked
+/// at. Exit code 1 when something is
 /// missing that is needed.
 ///
 /// Example: espalier doctor recipes/quickstart.toml
@@ -31,6 +36,9 @@ const NEEDED: [&str; 6] = [
 pub(crate) struct Arguments {
     /// The recipe that is to run here.
     recipe: Option<PathBuf>,
+    /// An engine to look at, as `serve` and `eval` take it; may be given several times.
+    #[arg(long, value_name = "KIND:WHERE")]
+    engine: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -96,12 +104,13 @@ fn lacking(
     }
 }
 
-impl From<sandbox::Check> for Line {
-    fn from(check: sandbox::Check) -> Self {
+impl Line {
+    /// A check of the sandboxes; `used` when the recipe's kind is the one that needs it.
+    fn of(check: sandbox::Check, used: bool) -> Self {
         if check.ok {
             return ok(check.name, check.found);
         }
-        let needed = NEEDED.contains(&check.name.as_str());
+        let needed = used && NEEDED.contains(&check.name.as_str());
         lacking(needed, check.name, check.found, check.costs, check.advice)
     }
 }
@@ -113,7 +122,19 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     let checks = tokio::task::spawn_blocking(sandbox::doctor)
         .await
         .map_err(|error| CliError::failed("looking at the machine", error))?;
-    let mut lines: Vec<Line> = checks.into_iter().map(Line::from).collect();
+    let containers = match recipe.as_ref().map(|recipe| &recipe.sandbox) {
+        Some(sandbox::SandboxConfig::Docker(config)) => Some(config),
+        _ => None,
+    };
+    let mut lines: Vec<Line> = checks
+        .into_iter()
+        .map(|check| Line::of(check, containers.is_none()))
+        .collect();
+    if let Some(config) = containers {
+        let checks = sandbox::docker_doctor(config).await;
+        lines.extend(checks.into_iter().map(|check| Line::of(check, true)));
+    }
+    lines.extend(engines::lines(recipe.as_ref(), &arguments.engine).await);
     lines.push(disk(Path::new(".")));
     lines.push(program(
         "python3",

@@ -397,6 +397,7 @@ pub fn runner(world: &Arc<World>) -> Runner {
         settle_s: 20,
         settle_quiet_ms: 10,
         verify_s: 60,
+        wait_s: 1000,
         destroy_s: 10,
     };
     Runner {

@@ -89,11 +89,11 @@ impl Line {
             .iter()
             .enumerate()
             .filter(|(_, group)| !group.waiting.is_empty())
-            .min_by_key(|(at, group)| {
+            .min_by_key(|&(at, group)| {
                 let own = running(group);
                 // Within the share the order of groups decides, beyond it who has least.
                 let beyond = if own < self.share { 0 } else { own };
-                (beyond, !group.begun, *at)
+                (beyond, !group.begun, at)
             })?;
         let group = &mut self.groups[at];
         group.begun = true;

@@ -174,8 +174,8 @@ impl Places {
         }
     }
 
-    /// Looks at the load, and changes the number of places to run.
-    pub(crate) fn adapt(&self, queued: Option<u64>) {
+    /// Looks at the load, now and then, and changes the number of places to run.
+    pub(crate) fn adapt(&self, queued: Option<u64>, memory_free: impl Fn() -> Option<f64>) {
         let Some(bounds) = self.bounds else { return };
         let mut pacing = self.lock();
         if pacing.looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
@@ -184,7 +184,7 @@ impl Places {
         pacing.looked = Some(Instant::now());
         let load = Load {
             queued,
-            memory_free: pace::memory_free(),
+            memory_free: memory_free(),
             create_part: pace::median(pacing.starts.iter().copied())
                 .map(|seconds| seconds / self.create_limit_s.max(1.0)),
             waiting: pacing.waiting > 0,
@@ -237,6 +237,10 @@ mod tests {
 
     use super::*;
 
+    fn calm() -> Option<f64> {
+        Some(0.5)
+    }
+
     fn pools(run_min: usize) -> Pools {
         Pools {
             run_min,
@@ -251,13 +255,13 @@ mod tests {
         for _ in 0..8 {
             held.push(places.run().await);
         }
-        places.adapt(Some(1000));
+        places.adapt(Some(1000), calm);
         assert_eq!(
             (places.range(), places.run.available_permits()),
             ((7, 8), 0)
         );
         // Not again so soon.
-        places.adapt(Some(1000));
+        places.adapt(Some(1000), calm);
         assert_eq!(places.range(), (7, 8));
         held.pop();
         assert_eq!(places.run.available_permits(), 0, "its place is gone");
@@ -267,7 +271,7 @@ mod tests {
         assert_eq!(places.run.available_permits(), 7);
         for _ in 0..20 {
             advance(LOOK_EVERY).await;
-            places.adapt(Some(1000));
+            places.adapt(Some(1000), calm);
         }
         assert_eq!(
             (places.range(), places.run.available_permits()),
@@ -279,11 +283,11 @@ mod tests {
     async fn slow_starts_take_places_and_without_a_minimum_nothing_changes() {
         let places = Places::new(&pools(1), 8, 60);
         (0..20).for_each(|_| places.note_start(59.0));
-        places.adapt(None);
+        places.adapt(None, calm);
         assert_eq!(places.range(), (6, 8));
         let fixed = Places::new(&pools(0), 8, 60);
         (0..20).for_each(|_| fixed.note_start(59.0));
-        fixed.adapt(Some(1000));
+        fixed.adapt(Some(1000), calm);
         assert_eq!((fixed.range(), fixed.run.available_permits()), ((8, 8), 8));
     }
 

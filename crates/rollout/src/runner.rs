@@ -7,7 +7,7 @@ use std::{
 
 use harness::LaunchContext;
 use record::{Disposition, Fault, Rollout, RolloutId, RolloutSpec, StageSeconds, Verdict};
-use sandbox::{EgressProxy, Exec, Output, Provider, Sandbox, SandboxError};
+use sandbox::{EgressProxy, Exec, Output, Provider, Sandbox};
 use task::Task;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +16,7 @@ use crate::{
     classify::{self, Broken, HarnessEnd},
     endings::{self, Again},
     job::{self, ATTEMPTS_MAX, Job},
-    lineage,
+    lineage, pace,
     places::{Places, no_place},
     ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
     settings::Settings,
@@ -299,7 +299,7 @@ impl Runner {
                 // Verifiers have no network.
                 proxy.close().await;
             }
-            places.adapt(self.capture.queued());
+            places.adapt(self.capture.queued(), pace::memory_free);
             let started = Instant::now();
             let verifying = timeout(waits, places.verify()).await;
             rollout.seconds.verify_wait += started.elapsed().as_secs_f64();

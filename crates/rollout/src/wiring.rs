@@ -334,3 +334,57 @@ impl Judge for RealJudge {
         verdict.map_err(judge_error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use record::{Disposition, GroupId, RolloutSpec, StageSeconds, TaskId};
+
+    use super::*;
+
+    fn rollout(disposition: Option<Disposition>) -> Rollout {
+        Rollout {
+            spec: RolloutSpec {
+                id: RolloutId::new("r").unwrap(),
+                task: TaskId::new("t").unwrap(),
+                group: GroupId::new("g").unwrap(),
+                harness: "react".into(),
+                labels: BTreeMap::new(),
+                seed: 0,
+            },
+            lineage: Lineage::default(),
+            started_ms: 1,
+            finished_ms: disposition.is_some().then_some(2),
+            harness_exit: None,
+            harness_tail: String::new(),
+            calls: 0,
+            seconds: StageSeconds::default(),
+            verdict: None,
+            disposition,
+        }
+    }
+
+    /// Somebody took this orchestrator for dead, ended its rollout as interrupted and ran it again;
+    /// then it comes with a result after all.
+    #[tokio::test]
+    async fn the_first_end_of_an_attempt_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = Ledger::create(folder.path()).unwrap();
+        let store = RealStore {
+            ledger: ledger.clone(),
+            selection: Selection::default(),
+        };
+        store.put(rollout(None)).await.unwrap();
+        let interrupted = rollout(Some(Disposition::Discard {
+            fault: Fault::Interrupted,
+            reason: "its process was gone".into(),
+        }));
+        store.put(interrupted.clone()).await.unwrap();
+        let late = rollout(Some(Disposition::Train));
+        assert_eq!(store.close(late.clone()).await.unwrap(), interrupted);
+        assert_eq!(store.get(&late.spec.id).await.unwrap(), Some(interrupted));
+        drop(store);
+        ledger.close().await.unwrap();
+    }
+}

@@ -32,7 +32,7 @@ use form::{SolutionForm, TaskForm};
 use record::TaskId;
 
 use crate::{
-    Environment, Format, Grading, Payload, Step, Task, TaskError, Verifier, digest, toml_file,
+    Format, Grading, Payload, Step, Task, TaskError, Verifier, digest, toml_file,
     tree::{self, stays_inside},
 };
 
@@ -143,7 +143,7 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
         metadata: form::json_of(form.metadata),
         format: Format::default(),
         grading: Grading::default(),
-        environment: Environment::default(),
+        environment: form::place(form.network),
         digest: String::new(),
     };
     task.digest = digest::digest(&task);

@@ -149,7 +149,7 @@ pub(crate) fn jobs(
                     task.verifier.argv = ["bash", "-c", "kill -9 $$"].map(str::to_owned).to_vec();
                 }
                 Fate::KillGuestLate => {
-                    let script = format!(": {mark}; sleep 600");
+                    let script = format!(": {mark}; sleep 600; :");
                     task.verifier.argv = vec!["bash".into(), "-c".into(), script];
                 }
                 Fate::SandboxDisk => {
@@ -164,7 +164,7 @@ pub(crate) fn jobs(
             }
             let installed = match fate {
                 Fate::KillHarness => shell("REACT; kill -9 $$"),
-                Fate::KillGuest => shell(&format!(": {mark}; REACT; sleep 600")),
+                Fate::KillGuest => shell(&format!(": {mark}; REACT; sleep 600; :")),
                 _ => Arc::clone(&plain),
             };
             let mut job = real::jobs(&[task], &installed, 1).remove(0);

@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use crate::{Contract, Environment, Grading, Payload, Step, Task, chores};
+use crate::{Contract, Environment, Grading, Network, Payload, Step, Task, chores};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -20,6 +20,9 @@ pub(super) struct TaskForm {
     pub(super) workspace: PathBuf,
     #[serde(default = "home")]
     pub(super) home: PathBuf,
+    /// Hosts that it needs; an empty list wants none, without the key it takes what the run allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) network: Option<Vec<String>>,
     pub(super) verifier: Option<VerifierForm>,
     #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
     pub(super) metadata: toml::Table,
@@ -75,8 +78,15 @@ impl From<ContractForm> for Contract {
 impl TaskForm {
     /// The form of a task; the error says what our format cannot hold.
     pub(super) fn of(task: &Task) -> Result<Self, String> {
+        let network = network_of(&task.environment)?;
+        let place = Environment {
+            network: Network::default(),
+            network_said: false,
+            egress: Vec::new(),
+            ..task.environment.clone()
+        };
         let beyond = task.grading != Grading::default()
-            || task.environment != Environment::default()
+            || place != Environment::default()
             || task.verifier.payload != Payload::None
             || !task.verifier.env.is_empty();
         if beyond {
@@ -96,6 +106,7 @@ impl TaskForm {
             family: task.family.clone(),
             workspace: task.workspace.clone(),
             home: task.home.clone(),
+            network,
             verifier: Some(VerifierForm {
                 folder: task.verifier.folder.clone(),
                 argv: task.verifier.argv.clone(),
@@ -109,6 +120,34 @@ impl TaskForm {
             }),
             metadata,
         })
+    }
+}
+
+/// What a task says of the network.
+fn network_of(place: &Environment) -> Result<Option<Vec<String>>, String> {
+    match &place.network {
+        _ if !place.network_said && place.network == Network::None => Ok(None),
+        Network::None => Ok(Some(Vec::new())),
+        Network::Allowlist { hosts } => Ok(Some(hosts.clone())),
+        Network::Public if place.network_said => Ok(Some(vec!["*".to_owned()])),
+        Network::Public => {
+            Err("our format cannot say that the internet is only allowed".to_owned())
+        }
+    }
+}
+
+/// The place of a task that says this of the network.
+pub(super) fn place(network: Option<Vec<String>>) -> Environment {
+    let network_said = network.is_some();
+    let network = match network {
+        Some(hosts) if hosts == ["*"] => Network::Public,
+        Some(hosts) if !hosts.is_empty() => Network::Allowlist { hosts },
+        _ => Network::None,
+    };
+    Environment {
+        network,
+        network_said,
+        ..Environment::default()
     }
 }
 
@@ -275,5 +314,26 @@ impl SolutionForm {
             })
             .collect::<Result<_, String>>()?;
         Ok(Self { step })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_task_says_of_the_network_is_read_as_it_is_written() {
+        let list = |hosts: &[&str]| Some(hosts.iter().map(|host| (*host).to_owned()).collect());
+        let all: [Option<Vec<String>>; 4] = [
+            None,
+            list(&[]),
+            list(&["pypi.org", "*.example.org"]),
+            list(&["*"]),
+        ];
+        for said in all {
+            assert_eq!(network_of(&place(said.clone())), Ok(said));
+        }
+        assert_eq!(place(None), Environment::default());
+        assert_eq!(place(list(&["*"])).network, Network::Public);
     }
 }

@@ -18,7 +18,7 @@ const NAMES_MAX: usize = 3;
 
 /// A line or more for each engine and for the judges.
 pub(super) async fn lines(recipe: Option<&Recipe>, more: &[String]) -> Vec<Line> {
-    let models = recipe.iter().flat_map(|recipe| &recipe.eval.models);
+    let models = recipe.into_iter().flat_map(|recipe| &recipe.eval.models);
     let named = models.map(|model| (model.name.as_str(), model.engine.as_str()));
     let mut lines = Vec::new();
     for (name, engine) in more.iter().map(|engine| ("", engine.as_str())).chain(named) {
@@ -97,7 +97,11 @@ async fn ask(url: &str, path: &str) -> Result<String, String> {
             Ok(format!("{url} serves {names}{more}"))
         }
         // It is there and wants a key, which is given where it is used.
-        Err(EngineError::Invalid(reason)) if ["401", "403"].iter().any(|s| reason.contains(s)) => {
+        Err(EngineError::Invalid(reason))
+            if ["status 401", "status 403"]
+                .iter()
+                .any(|s| reason.contains(s)) =>
+        {
             Ok(format!("{url} answers, and wants a key"))
         }
         Err(error) => Err(error.to_string()),

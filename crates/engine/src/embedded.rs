@@ -296,6 +296,10 @@ impl Engine for Embedded {
             .unwrap_or_else(|_| Err(EngineError::Gone("its decoding thread ended".into())))
     }
 
+    fn queued(&self) -> Option<u64> {
+        Some(self.shared.lock().waiting.len() as u64)
+    }
+
     /// Calls that run end under the weights that they began with.
     async fn load_weights(&self, folder: &Path, version: PolicyVersion) -> Result<(), EngineError> {
         let folder = folder.to_owned();

@@ -118,6 +118,11 @@ pub trait Engine: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Requests that wait for it to begin with them; `None` when it cannot tell.
+    fn queued(&self) -> Option<u64> {
+        None
+    }
+
     /// The engines behind this one; empty for a single engine.
     fn members(&self) -> Vec<Member> {
         Vec::new()

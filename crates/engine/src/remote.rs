@@ -71,6 +71,21 @@ pub struct Facts {
     pub policy_version: record::PolicyVersion,
 }
 
+/// The names of the models that a server lists, asked at `path` (`/v1/models`, or `/models` below an
+/// address that has the version in it). For whoever wants to know whether somebody is there.
+///
+/// # Errors
+/// [`EngineError::Invalid`] for an address that is none, [`EngineError::Gone`] with what was found.
+pub async fn models(endpoint: Endpoint, path: &str) -> Result<Vec<String>, EngineError> {
+    let http = Http::new(endpoint)?;
+    let models = http.get(path).await?;
+    let Some(list) = models["data"].as_array() else {
+        return Err(http.broken(path, "a list of models", &models));
+    };
+    let names = list.iter().filter_map(|one| one["id"].as_str());
+    Ok(names.map(str::to_owned).collect())
+}
+
 /// Refuses what no server needs to be asked for.
 pub(crate) fn check(prompt: &[u32], sampling: &Sampling, facts: &Facts) -> Result<(), EngineError> {
     let prompt_tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);

@@ -159,8 +159,10 @@ fn rollout(number: u64) -> Rollout {
         seconds: StageSeconds {
             queue: seconds(1),
             create: seconds(2) / 100.0,
+            ready: 0.0,
             harness: seconds(3),
             settle: seconds(4) / 50.0,
+            verify_wait: 0.0,
             verify: seconds(5) / 40.0,
             destroy: seconds(6) / 100.0,
         },

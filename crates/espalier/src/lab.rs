@@ -34,6 +34,8 @@ pub(crate) struct Lab {
     seed: u64,
     sampling: Sampling,
     verify: VerifySettings,
+    /// Hosts that tasks may be granted.
+    egress: Vec<String>,
 }
 
 /// Which rollouts to plan.
@@ -94,11 +96,20 @@ impl Lab {
         settings.stages = recipe.rollout.stages.clone();
         settings.limits = recipe.rollout.limits.clone();
         settings.calls_max = recipe.rollout.calls_max;
+        settings.generated_tokens_max = recipe.rollout.generated_tokens_max;
+        settings.pools = recipe.rollout.pools;
+        settings.dispositions = recipe.rollout.dispositions.clone();
         settings.context_tokens = engine.info().context_tokens_max;
         settings.reply_tokens_max = recipe.rollout.reply_tokens_max;
         settings.codec_digest = codec.digest().to_owned();
         settings.selection = recipe.train.selection.clone();
         settings.panel = panel;
+        let (egress, private_addresses) = recipe.sandbox.egress();
+        settings.egress = Some(rollout::Egress {
+            folder: dir.egress(),
+            private_addresses,
+        });
+        let egress = egress.to_vec();
         settings.keep_worlds = (recipe.rollout.world_bytes_max > 0).then(|| KeepWorlds {
             folder: dir.worlds(),
             bytes_max: recipe.rollout.world_bytes_max,
@@ -125,6 +136,7 @@ impl Lab {
             seed,
             sampling,
             verify: recipe.verify.clone(),
+            egress,
         })
     }
 
@@ -150,7 +162,7 @@ impl Lab {
     ) -> Result<Vec<Job>, CliError> {
         let mut jobs = Vec::new();
         for (task, harness) in pairs {
-            let task = &self.verify.mixed(Arc::clone(task));
+            let task = &self.granted(self.verify.mixed(Arc::clone(task)));
             let chosen = match harness {
                 Some(at) => self.harnesses.get(*at..=*at).unwrap_or_default(),
                 None => &self.harnesses,
@@ -181,6 +193,18 @@ impl Lab {
         Ok(jobs)
     }
 
+    /// The task with the hosts that it may reach. One that asks for more is refused when it is run.
+    fn granted(&self, task: Arc<Task>) -> Arc<Task> {
+        match task.environment.grant(&self.egress) {
+            Ok(hosts) if !hosts.is_empty() => {
+                let mut task = Arc::unwrap_or_clone(task);
+                task.environment.egress = hosts;
+                Arc::new(task)
+            }
+            _ => task,
+        }
+    }
+
     /// Runs jobs with a progress display. Rollouts that the ledger has are taken from it.
     pub(crate) async fn run(
         &self,
@@ -189,11 +213,23 @@ impl Lab {
         display: &Display,
         cancel: &CancellationToken,
     ) -> Result<BatchResult, CliError> {
+        self.run_until(jobs, None, title, display, cancel).await
+    }
+
+    /// As [`Lab::run`], until so many groups are complete and have a difference.
+    pub(crate) async fn run_until(
+        &self,
+        jobs: Vec<Job>,
+        enough: Option<usize>,
+        title: &str,
+        display: &Display,
+        cancel: &CancellationToken,
+    ) -> Result<BatchResult, CliError> {
         let progress = display.rollouts(title, jobs.len());
         let watch = |event: &Event| progress.event(event);
         let result = self
             .runner
-            .run_batch(jobs, self.concurrency, cancel.clone(), watch)
+            .run_until(jobs, self.concurrency, enough, cancel.clone(), watch)
             .await
             .map_err(|error| CliError::failed(format!("{title}: rollouts"), error))?;
         progress.done();

@@ -121,6 +121,14 @@ pub(crate) struct RolloutSettings {
     pub(crate) reply_tokens_max: u32,
     /// Calls of a rollout.
     pub(crate) calls_max: u32,
+    /// Tokens that may be generated for a rollout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) generated_tokens_max: Option<u64>,
+    /// Places of stages.
+    pub(crate) pools: rollout::Pools,
+    /// Which spent budgets are masked instead of truncated.
+    #[serde(skip_serializing_if = "rollout::Choices::is_empty")]
+    pub(crate) dispositions: rollout::Choices,
     /// Limits of each stage.
     pub(crate) stages: rollout::Stages,
     /// Limits of each sandbox.
@@ -137,6 +145,9 @@ impl Default for RolloutSettings {
             temperature: 1.0,
             reply_tokens_max: 256,
             calls_max: 12,
+            generated_tokens_max: None,
+            pools: rollout::Pools::default(),
+            dispositions: rollout::Choices::default(),
             stages: rollout::Stages::default(),
             limits: Limits::default(),
             world_bytes_max: 0,
@@ -250,6 +261,22 @@ impl Recipe {
         }
         if let Err((key, expected, found)) = self.verify.check() {
             return wrong(&key, expected, found);
+        }
+        if let Err(error) = self.rollout.dispositions.check() {
+            let found = format!("{} = {:?}", error.name, error.found.name());
+            return wrong("rollout.dispositions", error.expected, found);
+        }
+        let share = self.rollout.pools.task_share;
+        if !(share > 0.0 && share <= 1.0) {
+            let expected = "a number above 0, at most 1";
+            return wrong("rollout.pools.task_share", expected, share.to_string());
+        }
+        let wrong_host = |host: &&String| {
+            host.trim().is_empty() || host.contains(['/', ' ', ',']) || host.contains("://")
+        };
+        if let Some(host) = self.sandbox.egress().0.iter().find(wrong_host) {
+            let expected = "names such as pypi.org, *.example.org, host:8443, or *";
+            return wrong("sandbox.egress", expected, format!("{host:?}"));
         }
         let temperature = self.rollout.temperature;
         if !(temperature.is_finite() && temperature > 0.0) {

@@ -64,6 +64,11 @@ impl RunDir {
         self.path.join("worlds")
     }
 
+    /// Where what rollouts asked of the internet is logged.
+    pub(crate) fn egress(&self) -> PathBuf {
+        self.path.join("egress")
+    }
+
     pub(crate) fn checkpoint(&self, step: u64) -> PathBuf {
         self.path
             .join("checkpoints")

@@ -156,9 +156,10 @@ impl Steps<'_> {
         };
         let jobs = self.lab.jobs_of(&pairs, plan)?;
         let title = format!("step {}/{steps}", step + 1);
+        let enough = (train.groups_enough > 0).then_some(train.groups_enough);
         let result = self
             .lab
-            .run(jobs, &title, self.display, self.cancel)
+            .run_until(jobs, enough, &title, self.display, self.cancel)
             .await?;
         if result.cancelled {
             return Ok(None);

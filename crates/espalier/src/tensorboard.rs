@@ -96,6 +96,12 @@ impl Events {
                 ("update/gradient_norm", update.gradient_norm),
             ]);
         }
+        let endings: Vec<(String, f64)> = harvest
+            .endings
+            .iter()
+            .map(|(name, count)| (format!("endings/{name}"), *count as f64))
+            .collect();
+        scalars.extend(endings.iter().map(|(name, count)| (name.as_str(), *count)));
         self.append(step, &scalars)
     }
 }

@@ -32,6 +32,9 @@ pub(crate) struct Harvest {
     pub(crate) families: Tallies,
     /// Rollouts by disposition.
     pub(crate) dispositions: BTreeMap<String, u64>,
+    /// Rollouts by how they ended (docs/rollouts.md).
+    #[serde(default)]
+    pub(crate) endings: BTreeMap<String, u64>,
     /// Rollouts that are out because of the shape of their tree.
     pub(crate) over_branched: usize,
     /// Divergences by cause.
@@ -167,6 +170,8 @@ pub(crate) fn harvest(
             .dispositions
             .entry(disposition.name().to_owned())
             .or_default() += 1;
+        let ending = rollout::Ending::counted_as(disposition).to_owned();
+        *harvest.endings.entry(ending).or_default() += 1;
         if disposition.has_vote() && rollout.verdict.is_some() {
             groups
                 .entry(rollout.spec.group.as_str())

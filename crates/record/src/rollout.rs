@@ -30,9 +30,13 @@ pub struct RolloutSpec {
 pub enum Fault {
     /// The sandbox could not be made.
     SandboxStart,
+    /// The sandbox can never be made like this: no use trying again.
+    SandboxRefused,
     /// The sandbox ended or broke while in use.
     SandboxLost,
-    /// The harness did not start, or was killed by somebody else.
+    /// The kernel killed the harness at the sandbox's memory limit.
+    OutOfMemory,
+    /// The harness did not start, crashed, or was killed by somebody else.
     HarnessCrashed,
     /// The harness ended without a single captured call.
     NoCalls,
@@ -48,6 +52,43 @@ pub enum Fault {
     JudgeFailed,
     /// The run was stopped while this was going on.
     Interrupted,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::SandboxStart,
+        Self::SandboxRefused,
+        Self::SandboxLost,
+        Self::OutOfMemory,
+        Self::HarnessCrashed,
+        Self::NoCalls,
+        Self::EngineFailed,
+        Self::GatewayFailed,
+        Self::NotSettled,
+        Self::VerifierFailed,
+        Self::JudgeFailed,
+        Self::Interrupted,
+    ];
+
+    /// The word used in tables, metrics and records.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SandboxStart => "sandbox_start",
+            Self::SandboxRefused => "sandbox_refused",
+            Self::SandboxLost => "sandbox_lost",
+            Self::OutOfMemory => "out_of_memory",
+            Self::HarnessCrashed => "harness_crashed",
+            Self::NoCalls => "no_calls",
+            Self::EngineFailed => "engine_failed",
+            Self::GatewayFailed => "gateway_failed",
+            Self::NotSettled => "not_settled",
+            Self::VerifierFailed => "verifier_failed",
+            Self::JudgeFailed => "judge_failed",
+            Self::Interrupted => "interrupted",
+        }
+    }
 }
 
 /// What training does with a rollout, and why. Every started rollout ends in exactly one (I9).
@@ -134,10 +175,16 @@ pub struct StageSeconds {
     pub queue: f64,
     /// Making the sandbox and its files.
     pub create: f64,
+    /// Ready, and waiting for a place to run.
+    #[serde(default)]
+    pub ready: f64,
     /// The harness.
     pub harness: f64,
     /// Settling.
     pub settle: f64,
+    /// Waiting for a place to be verified.
+    #[serde(default)]
+    pub verify_wait: f64,
     /// Verifying.
     pub verify: f64,
     /// Tearing down.

@@ -6,13 +6,15 @@ use std::{
     time::Instant,
 };
 
-use futures::{StreamExt, stream};
-use record::Rollout;
+use futures::{StreamExt, stream::FuturesUnordered};
+use record::{Disposition, Fault, Rollout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     event::{Counts, Event},
     job::Job,
+    line::Line,
+    places::Places,
     runner::{Runner, Standing},
 };
 
@@ -47,6 +49,11 @@ pub struct BatchResult {
     pub counts: Counts,
     /// Whether the batch was cancelled.
     pub cancelled: bool,
+    /// Whether it ended early because it had enough. Results of groups that are not complete are
+    /// then left out of `rollouts`.
+    pub enough: bool,
+    /// The least and the most places to run that there were.
+    pub places: (usize, usize),
     /// Wall-clock seconds.
     pub seconds: f64,
 }
@@ -58,9 +65,21 @@ impl BatchResult {
     }
 }
 
+fn ledger_failed(job: &Job, reason: String) -> BatchError {
+    BatchError::Ledger {
+        id: job.spec.id.to_string(),
+        reason,
+    }
+}
+
+fn interrupted(rollout: &Rollout) -> bool {
+    let fault = Fault::Interrupted;
+    matches!(&rollout.disposition, Some(Disposition::Discard { fault: own, .. }) if *own == fault)
+}
+
 impl Runner {
-    /// Runs all jobs, at most `concurrency` (at least 1) at a time, in order. Jobs that the ledger
-    /// has a result for are taken from it. Cancelling the token stops running rollouts quickly
+    /// Runs all jobs, at most `concurrency` (at least 1) at a time, whole groups first. Jobs that
+    /// the ledger has a result for are taken from it. Cancelling the token stops running rollouts quickly
     /// (`Discard` / `Interrupted`, their sandboxes destroyed) and starts no more. Dropping the
     /// future destroys all its sandboxes; the ledger then has those rollouts as running, and the
     /// next batch with these jobs records them as interrupted and runs them again.
@@ -76,6 +95,30 @@ impl Runner {
         cancel: CancellationToken,
         progress: impl Fn(&Event) + Send + Sync,
     ) -> Result<BatchResult, BatchError> {
+        self.run_until(jobs, concurrency, None, cancel, progress)
+            .await
+    }
+
+    /// As [`Runner::run_batch`], until there are `enough` complete groups whose rewards differ. What
+    /// still runs is then interrupted, what has not begun is not run, and results of incomplete
+    /// groups are left out: what is short would be favoured by them. What is slow still has less
+    /// of a chance to be among the first; that is the price of not waiting.
+    ///
+    /// # Errors
+    /// [`BatchError`].
+    pub async fn run_until(
+        &self,
+        jobs: Vec<Job>,
+        concurrency: usize,
+        enough: Option<usize>,
+        cancel: CancellationToken,
+        progress: impl Fn(&Event) + Send + Sync,
+    ) -> Result<BatchResult, BatchError> {
+        let concurrency = concurrency.max(1);
+        let pools = &self.settings.pools;
+        let places = Places::new(pools, concurrency, self.settings.stages.create_s);
+        let mut line = Line::new(&jobs, pools.share(concurrency));
+        let has_enough = |line: &Line| enough.is_some_and(|groups| line.usable() >= groups);
         let started = Instant::now();
         let mut names = HashSet::new();
         for job in &jobs {
@@ -114,21 +157,18 @@ impl Runner {
                 progress(&event);
             }
         };
-        let one = |(index, job): (usize, &Job)| {
+        let one = |index: usize, job: &Job| {
             let (stop, report, progress, tally) = (&stop, &report, &progress, &tally);
-            let job = job.clone();
+            let (job, places) = (job.clone(), &places);
             async move {
                 if stop.is_cancelled() {
                     return Ok((index, None));
                 }
-                let standing = self.standing(&job).await.map_err(|reason| {
+                let failed = |reason| {
                     stop.cancel();
-                    BatchError::Ledger {
-                        id: job.spec.id.to_string(),
-                        reason,
-                    }
-                })?;
-                let first = match standing {
+                    ledger_failed(&job, reason)
+                };
+                let first = match self.standing(&job).await.map_err(failed)? {
                     Standing::Finished(rollout) => {
                         let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
                         tally.0.reused += 1;
@@ -144,29 +184,65 @@ impl Runner {
                 let watch = |number: u32, rollout: &Rollout, superseded: bool| {
                     report(index, number, rollout, superseded);
                 };
-                let rollout = self.run_from(&job, first, stop, queue_s, &watch).await;
+                let start = (queue_s, places);
+                let rollout = self.run_from(&job, first, stop, start, &watch).await;
                 Ok((index, Some(rollout)))
             }
         };
         let mut rollouts = vec![None; jobs.len()];
+        if enough.is_some() {
+            // A resumed batch may have had enough before.
+            for (index, job) in jobs.iter().enumerate() {
+                let standing = self.standing(job).await;
+                let standing = standing.map_err(|reason| ledger_failed(job, reason))?;
+                if let Standing::Finished(rollout) = standing {
+                    line.known(index, &rollout);
+                    let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+                    tally.0.reused += 1;
+                    drop(tally);
+                    if let Some(event) = Event::finished(index, &rollout, false, true) {
+                        progress(&event);
+                    }
+                    rollouts[index] = Some(*rollout);
+                }
+            }
+        }
         let mut failure = None;
-        let mut running = stream::iter(jobs.iter().enumerate())
-            .map(one)
-            .buffer_unordered(concurrency.max(1));
-        // On a failure the others still drain, so that their ends are recorded.
-        while let Some(outcome) = running.next().await {
-            match outcome {
-                Ok((index, rollout)) => {
+        let mut running = FuturesUnordered::new();
+        loop {
+            if has_enough(&line) {
+                stop.cancel();
+            }
+            // Those beyond the places to run stand ready.
+            while running.len() < concurrency.saturating_add(pools.ready) && !stop.is_cancelled() {
+                let Some(index) = line.next() else { break };
+                let Some(job) = jobs.get(index) else { break };
+                running.push(one(index, job));
+            }
+            // On a failure the others still drain, so that their ends are recorded.
+            match running.next().await {
+                None => break,
+                Some(Ok((index, rollout))) => {
+                    let result = rollout.as_ref().filter(|rollout| !interrupted(rollout));
+                    line.ended(index, result);
                     if let Some(place) = rollouts.get_mut(index) {
                         *place = rollout;
                     }
                 }
-                Err(error) => failure = failure.or(Some(error)),
+                Some(Err(error)) => failure = failure.or(Some(error)),
             }
         }
         drop(running);
         if let Some(error) = failure {
             return Err(error);
+        }
+        let enough = has_enough(&line) && !cancel.is_cancelled();
+        if enough {
+            for (index, rollout) in rollouts.iter_mut().enumerate() {
+                if !line.complete(index) {
+                    *rollout = None;
+                }
+            }
         }
         let (counts, superseded) = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(BatchResult {
@@ -174,6 +250,8 @@ impl Runner {
             superseded,
             counts,
             cancelled: cancel.is_cancelled(),
+            enough,
+            places: places.range(),
             seconds: started.elapsed().as_secs_f64(),
         })
     }

@@ -1,10 +1,14 @@
-//! Evidence → disposition. Pure: every rule of I7 is in this file.
+//! Evidence → ending. Pure: every rule of I7 is in this file; what an ending means for training is
+//! the table in [`crate::endings`].
 
 use harness::Habits;
-use record::{Disposition, Fault};
-use sandbox::{Exit, SandboxError};
+use record::Fault;
+use sandbox::{Exit, Output, SandboxError};
 
-use crate::ports::{Captured, JudgeError};
+use crate::{
+    endings,
+    ports::{Captured, JudgeError},
+};
 
 /// What broke, and in words.
 pub type Broken = (Fault, String);
@@ -70,20 +74,22 @@ pub fn after_harness(
         return Err(broken.clone());
     }
     // 3. The harness.
+    let mut killed = false;
     if let HarnessEnd::Exit {
         exit: Exit::Signal(signal),
         out_of_memory,
     } = end
     {
-        let memory = if *out_of_memory {
-            ": the sandbox ran out of memory (raise limits.memory_bytes)"
-        } else {
-            ""
-        };
-        return Err((
-            Fault::HarnessCrashed,
-            format!("killed by signal {signal}, which was not ours{memory}"),
-        ));
+        if *out_of_memory && *signal == SIGKILL {
+            let reason = "the harness was killed because the sandbox ran out of memory \
+                          (raise limits.memory_bytes)";
+            return Err((Fault::OutOfMemory, reason.to_owned()));
+        }
+        if captured.calls == 0 || !SENT_ON_PURPOSE.contains(signal) {
+            let reason = format!("killed by signal {signal}, which was not ours");
+            return Err((Fault::HarnessCrashed, reason));
+        }
+        killed = true;
     }
     if !captured.settled {
         return Err((
@@ -94,23 +100,54 @@ pub fn after_harness(
             ),
         ));
     }
-    if captured.calls == 0 && captured.refused == 0 {
+    let limit = limit_at_the_gateway(captured);
+    if captured.calls == 0 && limit.is_none() {
         return Err((Fault::NoCalls, no_calls(end, tail)));
     }
     // 4. Budgets.
-    Ok(match end {
-        _ if captured.refused > 0 => Some("calls_limit".to_owned()),
+    let budget = match end {
+        _ if limit.is_some() => limit,
+        _ if killed => Some(endings::HARNESS_KILLED),
         HarnessEnd::Exit {
             exit: Exit::TimedOut,
             ..
-        } => Some("harness_timeout".to_owned()),
-        _ if captured.too_long => Some("context_overflow".to_owned()),
+        } => Some(endings::HARNESS_TIMEOUT),
+        _ if captured.too_long => Some(endings::CONTEXT_OVERFLOW),
         HarnessEnd::Exit {
             exit: Exit::Code(code),
             ..
-        } => habits.truncates(*code).map(str::to_owned),
+        } => habits.truncates(*code),
         _ => None,
-    })
+    };
+    Ok(budget.map(str::to_owned))
+}
+
+/// The kernel's, ours, and that of whoever leaves no choice.
+const SIGKILL: i32 = 9;
+
+/// HUP, INT, QUIT, USR1, USR2, TERM: a harness that ends by one of these was told to, and nobody
+/// outside of the sandbox tells it (we kill with SIGKILL only). So a command of the policy's did
+/// (`pkill node`), and what it left counts. Other signals are crashes, and SIGKILL may be anybody's.
+const SENT_ON_PURPOSE: [i32; 6] = [1, 2, 3, 10, 12, 15];
+
+/// The budget for whose sake the gateway refused calls.
+fn limit_at_the_gateway(captured: &Captured) -> Option<&'static str> {
+    [
+        (captured.refused > 0, endings::CALLS_LIMIT),
+        (captured.tokens_spent, endings::TOKENS_LIMIT),
+        (captured.seconds_spent, endings::SECONDS_LIMIT),
+    ]
+    .into_iter()
+    .find_map(|(hit, name)| hit.then_some(name))
+}
+
+/// What kind of no a sandbox met that could not be made.
+#[must_use]
+pub fn not_made(error: &SandboxError) -> Fault {
+    match error {
+        SandboxError::Unsupported { .. } | SandboxError::Refused { .. } => Fault::SandboxRefused,
+        _ => Fault::SandboxStart,
+    }
 }
 
 fn no_calls(end: &HarnessEnd, tail: &str) -> String {
@@ -152,12 +189,24 @@ pub fn no_verdict(error: JudgeError) -> Broken {
     }
 }
 
-/// The disposition of a rollout that has a verdict.
-#[must_use]
-pub fn with_verdict(budget: Option<String>) -> Disposition {
-    match budget {
-        None => Disposition::Train,
-        Some(reason) => Disposition::Truncate { reason },
+/// The end of what a harness printed, without its key.
+pub(crate) fn tail(output: &Output, key: &str, bytes_max: usize) -> String {
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let half = bytes_max / 2;
+    let room = half.max(bytes_max.saturating_sub(stderr.len()));
+    let mut text = last_bytes(stdout.trim_end(), room).to_owned();
+    let errors = last_bytes(stderr.trim_end(), half);
+    if !errors.is_empty() {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(errors);
+    }
+    if key.is_empty() {
+        text
+    } else {
+        text.replace(key, "<key>")
     }
 }
 
@@ -227,8 +276,55 @@ mod tests {
             judge(&code(0), captured.clone()),
             budget("context_overflow")
         );
+        captured.seconds_spent = true;
+        assert_eq!(judge(&code(0), captured.clone()), budget("seconds_limit"));
+        captured.tokens_spent = true;
+        assert_eq!(judge(&code(0), captured.clone()), budget("tokens_limit"));
         captured.refused = 1;
         assert_eq!(judge(&code(0), captured), budget("calls_limit"));
+        // Refused before it had made a call: a budget of nothing, and no bypassed gateway.
+        let nothing = Captured {
+            tokens_spent: true,
+            ..calls(0)
+        };
+        assert_eq!(judge(&code(1), nothing), budget("tokens_limit"));
+    }
+
+    #[test]
+    fn who_killed_the_harness_decides() {
+        let signal = |signal, out_of_memory| HarnessEnd::Exit {
+            exit: Exit::Signal(signal),
+            out_of_memory,
+        };
+        for crash in [4, 6, 8, 9, 11] {
+            let end = signal(crash, false);
+            assert_eq!(judge(&end, calls(2)), Err(Fault::HarnessCrashed), "{crash}");
+        }
+        for told in SENT_ON_PURPOSE {
+            let end = signal(told, false);
+            assert_eq!(judge(&end, calls(2)), budget("harness_killed"), "{told}");
+            // Without a call it was not the policy.
+            assert_eq!(judge(&end, calls(0)), Err(Fault::HarnessCrashed), "{told}");
+        }
+        assert_eq!(judge(&signal(9, true), calls(2)), Err(Fault::OutOfMemory));
+        // Something else in the sandbox ran out of memory.
+        assert_eq!(judge(&signal(15, true), calls(2)), budget("harness_killed"));
+    }
+
+    #[test]
+    fn a_no_for_good_is_told_from_bad_luck() {
+        let refused = SandboxError::Refused {
+            name: "s".into(),
+            cause: sandbox::RefusalCause::Image,
+            reason: "no such image".into(),
+            hint: "pull it".into(),
+        };
+        assert_eq!(not_made(&refused), Fault::SandboxRefused);
+        let create = SandboxError::Create {
+            name: "s".into(),
+            reason: "no pids left".into(),
+        };
+        assert_eq!(not_made(&create), Fault::SandboxStart);
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use record::{Disposition, Fault, GroupId, Rollout, RolloutId};
 
+use crate::endings::Ending;
+
 /// Something happened to a rollout of a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
@@ -76,6 +78,8 @@ pub struct Counts {
     pub dispositions: BTreeMap<String, u64>,
     /// Those that ended as `retry` or `discard`, by what broke.
     pub faults: BTreeMap<Fault, u64>,
+    /// All of them, by the name of their ending ([`crate::endings`]).
+    pub endings: BTreeMap<String, u64>,
     /// Results taken from the ledger. Not in the other counters.
     pub reused: u64,
 }
@@ -90,6 +94,8 @@ impl Counts {
             .dispositions
             .entry(disposition.name().to_owned())
             .or_default() += 1;
+        let ending = Ending::counted_as(disposition).to_owned();
+        *self.endings.entry(ending).or_default() += 1;
         if let Disposition::Retry { fault, .. } | Disposition::Discard { fault, .. } = disposition {
             *self.faults.entry(*fault).or_default() += 1;
         }

@@ -35,6 +35,8 @@ pub struct Job {
 pub struct Budget {
     /// Model calls.
     pub calls_max: Option<u32>,
+    /// Tokens generated in all calls.
+    pub generated_tokens_max: Option<u64>,
     /// Seconds of the harness, of each step for tasks in steps. The smallest limit wins: this, the
     /// task's own, the stage's, the profile's.
     pub harness_s: Option<u64>,

@@ -1,10 +1,13 @@
 //! One rollout's state machine, and the pool that runs many.
 //!
 //! ```text
-//!  queue ─► create ─► harness ─► settle ─► verify ─► destroy ─► record
-//!           sandbox   exec with  calls at  verdict   always     disposition
-//!           + files   a limit    rest
+//!  queue ─► create ─► ready ─► harness ─► settle ─► verify ─► destroy ─► record
+//!  (line)   sandbox   waits    exec with  calls at  verdict   always     disposition
+//!           + files   (places) a limit    rest
 //! ```
+//!
+//! Making, running and verifying have places of their own ([`places::Pools`]); a harness's clock
+//! starts when it runs. Which job is next is decided in `line`, how many run in [`pace`].
 //!
 //! | module | owns |
 //! |---|---|
@@ -12,10 +15,15 @@
 //! | `lineage` | where a rollout comes from |
 //! | [`settings`] | every limit of a stage |
 //! | [`ports`] | what is needed of the gateway, the ledger and the verifier, as traits |
-//! | [`classify`] | evidence → disposition; pure |
+//! | [`classify`] | evidence → ending; pure |
+//! | [`endings`] | what each ending means for training: the table of dispositions |
+//! | `line` | which job is next: whole groups, fair to tasks, no more than enough; pure |
+//! | [`places`] | places of stages |
+//! | [`pace`] | load → number of places to run; pure |
 //! | [`runner`] | one job: attempts, stages, clean-up |
 //! | `steps` | tasks in steps: gates between them, one verdict of all; pure |
 //! | [`batch`] | many jobs: bounded, in order, resumable, cancellable |
+//! | [`way_out`] | the filtering proxy of a task that was granted hosts, and its log |
 //! | [`summary`] | what the calls of a rollout come to, kept for whoever looks at the run; pure |
 //! | [`event`] | what a progress display may know, and counters |
 //! | `words` | what one part says, in the words of another; pure |
@@ -46,6 +54,7 @@
 //! | limit | default | at the limit |
 //! |---|---|---|
 //! | `create_s` | 60 | one more attempt, then `discard` / `sandbox_start` |
+//! | `wait_s` for a place to run, and for one to be verified | 600 | `discard` / `sandbox_start`, `discard` / `verifier_failed` |
 //! | `harness_s`, the task's own limit, a job's budget: the smallest | 600 | `truncate` / `harness_timeout`, with the verified reward |
 //! | `startup_s` of the profile without a call | 120 | `discard` / `no_calls` |
 //! | `settle_s` | 30 | `discard` / `not_settled` |
@@ -53,27 +62,36 @@
 //! | no answer of a judge, or none in form | – | `discard` / `judge_failed` |
 //! | `destroy_s` | 30 | a warning; dropping the sandbox goes on with it |
 //! | `calls_max` | 100 | the gateway refuses more; `truncate` / `calls_limit` |
+//! | `generated_tokens_max` | none | the gateway refuses more; `truncate` / `tokens_limit` |
 //! | attempts of one job | [`job::ATTEMPTS_MAX`] | the last one is the result |
 //! | concurrency | the caller's | jobs wait, in order |
 
 pub mod batch;
 pub mod classify;
+pub mod endings;
 pub mod event;
 pub mod job;
+mod line;
 mod lineage;
+pub mod pace;
+pub mod places;
 pub mod ports;
 pub mod runner;
 pub mod settings;
 mod steps;
 pub mod summary;
+pub mod way_out;
 pub mod wiring;
 mod words;
 
 pub use batch::{BatchError, BatchResult};
+pub use endings::{Choices, ENDINGS, Ending};
 pub use event::{Counts, Event};
 pub use job::{Budget, GroupPlan, Job, plan_group};
+pub use places::Pools;
 pub use ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store};
 pub use runner::Runner;
 pub use settings::{KeepWorlds, Settings, Stages};
 pub use summary::Summary;
+pub use way_out::Egress;
 pub use wiring::{not_kept_file, world_file};

@@ -19,6 +19,8 @@ pub struct OpenSession {
     pub sampling_fixed: bool,
     /// Calls that it may make.
     pub calls_max: u32,
+    /// Tokens that may be generated for it.
+    pub generated_tokens_max: Option<u64>,
 }
 
 /// How a harness proves which rollout it is.
@@ -39,6 +41,10 @@ pub struct Captured {
     pub in_flight: u32,
     /// Requests that were refused because `calls_max` was reached.
     pub refused: u32,
+    /// Whether a request was refused because `generated_tokens_max` was reached.
+    pub tokens_spent: bool,
+    /// Whether a request was refused or cut off because the gateway's `seconds_max` was over.
+    pub seconds_spent: bool,
     /// Whether the harness's last call did not fit into the context.
     pub too_long: bool,
     /// A fault of engine or gateway that cost the harness a reply it never got, and what is
@@ -76,6 +82,11 @@ pub trait Capture: Send + Sync + Debug {
 
     /// The weights that the next call would see.
     fn policy(&self) -> PolicyVersion;
+
+    /// Calls that wait for the engine to begin with them; `None` when nobody can tell.
+    fn queued(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The ledger, as seen from here.

@@ -7,18 +7,21 @@ use std::{
 
 use harness::LaunchContext;
 use record::{Disposition, Fault, Rollout, RolloutId, RolloutSpec, StageSeconds, Verdict};
-use sandbox::{Exec, Output, Provider, Sandbox, SandboxError};
+use sandbox::{EgressProxy, Exec, Output, Provider, Sandbox};
 use task::Task;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     classify::{self, Broken, HarnessEnd},
+    endings::{self, Again},
     job::{self, ATTEMPTS_MAX, Job},
-    lineage,
+    lineage, pace,
+    places::{Places, no_place},
     ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
     settings::Settings,
     steps::{Steps, parts},
+    way_out,
     words::{tail, told},
 };
 
@@ -61,7 +64,9 @@ impl Runner {
     /// Cancelling the token ends it quickly as `Discard` / `Interrupted`. Never fails: every
     /// fault is in the result's disposition. The ledger is not asked for an earlier result.
     pub async fn run(&self, job: &Job, cancel: &CancellationToken) -> Rollout {
-        self.run_from(job, 0, cancel, 0.0, &|_, _, _| {}).await
+        let places = Places::of_one();
+        self.run_from(job, 0, cancel, (0.0, &places), &|_, _, _| {})
+            .await
     }
 
     /// Runs a job from an attempt on.
@@ -70,7 +75,7 @@ impl Runner {
         job: &Job,
         first: u32,
         cancel: &CancellationToken,
-        queue_s: f64,
+        (queue_s, places): (f64, &Places),
         watch: Watch<'_>,
     ) -> Rollout {
         let mut number = first;
@@ -83,9 +88,11 @@ impl Runner {
             rollout.lineage.retries = number;
             rollout.seconds.queue = queue_s;
             watch(number, &rollout, false);
-            let (disposition, again) = self.attempt(job, &mut rollout, cancel).await;
+            let disposition = self.attempt(job, &mut rollout, cancel, places).await;
             let (disposition, superseded) = match disposition {
-                Disposition::Discard { fault, reason } if again && may_retry => {
+                Disposition::Discard { fault, reason }
+                    if may_retry && endings::of_fault(fault).again == Again::Retried =>
+                {
                     (Disposition::Retry { fault, reason }, true)
                 }
                 disposition => (disposition, false),
@@ -170,14 +177,14 @@ impl Runner {
         }
     }
 
-    /// One attempt, from its first record to the end of its sandbox; and whether a fresh sandbox
-    /// may help.
+    /// One attempt, from its first record to the end of its sandbox.
     async fn attempt(
         &self,
         job: &Job,
         rollout: &mut Rollout,
         cancel: &CancellationToken,
-    ) -> (Disposition, bool) {
+        places: &Places,
+    ) -> Disposition {
         // Kept outside of the stages, so that it is destroyed properly also when they are dropped.
         let mut place = Place::default();
         let id = rollout.spec.id.clone();
@@ -191,7 +198,7 @@ impl Runner {
                 Fault::Interrupted,
                 "the run was stopped".to_owned(),
             )),
-            outcome = self.stages(job, rollout, &mut place) => outcome,
+            outcome = self.stages(job, rollout, &mut place, places) => outcome,
         };
         if let Some(captured) = self.capture.status(&id) {
             rollout.calls = rollout.calls.max(captured.calls);
@@ -205,15 +212,15 @@ impl Runner {
             }
             rollout.seconds.destroy = started.elapsed().as_secs_f64();
         }
+        if let Some(proxy) = place.proxy {
+            proxy.close().await;
+        }
         match outcome {
             Ok((verdict, disposition)) => {
                 rollout.verdict = Some(verdict);
-                (disposition, false)
+                disposition
             }
-            Err((fault, reason)) => {
-                let again = fault == Fault::SandboxStart && !place.hopeless;
-                (Disposition::Discard { fault, reason }, again)
-            }
+            Err((fault, reason)) => Disposition::Discard { fault, reason },
         }
     }
 
@@ -223,6 +230,7 @@ impl Runner {
         job: &Job,
         rollout: &mut Rollout,
         place: &mut Place,
+        places: &Places,
     ) -> Result<(Verdict, Disposition), Broken> {
         let id = rollout.spec.id.clone();
         self.store
@@ -239,15 +247,24 @@ impl Runner {
                 sampling,
                 sampling_fixed: self.settings.sampling_fixed,
                 calls_max: job.budget.calls_max.unwrap_or(self.settings.calls_max),
+                generated_tokens_max: job
+                    .budget
+                    .generated_tokens_max
+                    .or(self.settings.generated_tokens_max),
             })
             .await
             .map_err(|reason| (Fault::GatewayFailed, reason))?;
 
         let started = Instant::now();
+        let making = places.create().await;
+        rollout.seconds.queue += started.elapsed().as_secs_f64();
+        let started = Instant::now();
         let parts = parts(&job.task);
         let first = parts.first().unwrap_or(&job.task);
         let created = self.create(job, first, &id, &session, place).await;
         rollout.seconds.create = started.elapsed().as_secs_f64();
+        places.note_start(rollout.seconds.create);
+        drop(making);
         if let Some(sandbox) = &place.sandbox {
             let image = sandbox.image();
             rollout.lineage.sandbox = image.kind;
@@ -267,9 +284,25 @@ impl Runner {
                 None => self.next(job, part, &session, sandbox).await?,
             };
             let last = index + 1 == parts.len();
+            let waits = self.settings.stages.wait();
+            let started = Instant::now();
+            let running = timeout(waits, places.run()).await;
+            rollout.seconds.ready += started.elapsed().as_secs_f64();
+            let running = running.map_err(|_| no_place(Fault::SandboxStart, "run", waits))?;
             let budget = self
                 .one(job, rollout, &session, sandbox, exec, last)
                 .await?;
+            drop(running);
+            if let Some(proxy) = place.proxy.take_if(|_| last) {
+                // Verifiers have no network.
+                proxy.close().await;
+            }
+            places.adapt(self.capture.queued(), pace::memory_free);
+            let started = Instant::now();
+            let verifying = timeout(waits, places.verify()).await;
+            rollout.seconds.verify_wait += started.elapsed().as_secs_f64();
+            let _verifying =
+                verifying.map_err(|_| no_place(Fault::VerifierFailed, "be verified", waits))?;
             let audit = place.services.as_ref().map(verify::Services::audit);
             let verdict = self.verify(rollout, part, sandbox, audit.as_ref()).await?;
             if !steps.add(verdict, budget) {
@@ -278,7 +311,7 @@ impl Runner {
         }
         let nothing = || (Fault::VerifierFailed, "no step has a verdict".to_owned());
         let (verdict, budget) = steps.end().ok_or_else(nothing)?;
-        Ok((verdict, classify::with_verdict(budget)))
+        Ok((verdict, self.settings.dispositions.with_verdict(budget)))
     }
 
     /// Runs the harness once and waits until its calls are at rest. The name of a spent budget.
@@ -297,7 +330,7 @@ impl Runner {
         let (end, output) = self.harness(sandbox, exec, startup, &id).await;
         rollout.seconds.harness += started.elapsed().as_secs_f64();
         if let Some(output) = &output {
-            rollout.harness_tail = tail(output, &session.key);
+            rollout.harness_tail = classify::tail(output, &session.key, TAIL_BYTES);
             if let sandbox::Exit::Code(code) = output.exit {
                 rollout.harness_exit = Some(code);
             }
@@ -404,7 +437,7 @@ impl Runner {
             })
             .map_err(|error| {
                 let fault = match error {
-                    harness::HarnessError::ToolServers { .. } => Fault::SandboxStart,
+                    harness::HarnessError::ToolServers { .. } => Fault::SandboxRefused,
                     _ => Fault::HarnessCrashed,
                 };
                 (fault, error.to_string())
@@ -423,9 +456,7 @@ impl Runner {
         let settings = &self.settings;
         let stages = &settings.stages;
         // What the profile cannot say to its harness stays unsaid in another sandbox too.
-        let launch = self
-            .launch(job, part, session)
-            .inspect_err(|_| place.hopeless = true)?;
+        let launch = self.launch(job, part, session)?;
         let parts = job.task.environment.stages.len().max(1) as u64;
         let mut limits = settings.limits.clone();
         limits.deadline_s = limits.deadline_s.max(stages.deadline_s() * parts);
@@ -435,8 +466,7 @@ impl Runner {
         limits.disk_bytes = needs.storage_mb.map_or(limits.disk_bytes, |mb| mb << 20);
         limits.cpu_cores = needs.cpus.unwrap_or(limits.cpu_cores);
         if let Err(error) = verify::refuse(&job.task) {
-            place.hopeless = true;
-            return Err((Fault::SandboxStart, error.to_string()));
+            return Err((Fault::SandboxRefused, error.to_string()));
         }
         let mut spec = verify::spec(&job.task, id.to_string(), limits);
         spec.mounts = launch.mounts;
@@ -447,38 +477,35 @@ impl Runner {
         if let Some(services) = &place.services {
             spec.forwards = services.forwards();
         }
-        let port = settings.gateway_port;
-        if spec.forwards.iter().any(|(taken, _)| *taken == port) {
-            place.hopeless = true;
-            let reason = format!("a service of the task has the gateway's port {port}");
-            return Err((Fault::SandboxStart, reason));
+        let taken = [settings.gateway_port, way_out::PORT];
+        if let Some((port, _)) = spec.forwards.iter().find(|(port, _)| taken.contains(port)) {
+            let reason = format!("a service of the task has port {port}, which is the gateway's or the proxy's");
+            return Err((Fault::SandboxRefused, reason));
         }
+        let (egress, socket) = (settings.egress.as_ref(), &settings.gateway_socket);
+        place.proxy = way_out::open(egress, socket, &job.task, id, &mut spec)
+            .map_err(|reason| (Fault::SandboxStart, reason))?;
         let files = launch.files;
         let make = async {
-            let services = place.services.as_ref();
-            let sandbox = self.provider.create(spec).await.inspect_err(|error| {
-                place.hopeless = matches!(error, SandboxError::Unsupported { .. });
-            });
-            let sandbox = place
-                .sandbox
-                .insert(sandbox.map_err(|error| error.to_string())?);
-            let failed = |error: verify::VerifyError| error.to_string();
-            let sandbox: &dyn Sandbox = sandbox.as_ref();
+            let failed = |error: verify::VerifyError| (Fault::SandboxStart, error.to_string());
+            let made = self.provider.create(spec).await;
+            let made = made.map_err(|error| (classify::not_made(&error), error.to_string()))?;
+            let sandbox: &dyn Sandbox = place.sandbox.insert(made).as_ref();
             verify::prepare(part, sandbox).await.map_err(failed)?;
-            if let Some(services) = services {
-                let ready = services.ready(&job.task, sandbox);
-                ready.await.map_err(failed)?;
+            if let Some(services) = &place.services {
+                services.ready(&job.task, sandbox).await.map_err(failed)?;
             }
-            let started = verify::start_tool_servers(&job.task, sandbox);
-            started.await.map_err(failed)?;
+            verify::start_tool_servers(&job.task, sandbox)
+                .await
+                .map_err(failed)?;
             sandbox
                 .upload(files)
                 .await
-                .map_err(|error| error.to_string())
+                .map_err(|error| (Fault::SandboxStart, error.to_string()))
         };
         match timeout(Duration::from_secs(stages.create_s), make).await {
             Ok(Ok(())) => Ok(launch.exec),
-            Ok(Err(reason)) => Err((Fault::SandboxStart, reason)),
+            Ok(Err(broken)) => Err(broken),
             Err(_) => Err((
                 Fault::SandboxStart,
                 format!("not ready after {} s (stages.create_s)", stages.create_s),
@@ -557,12 +584,12 @@ impl Runner {
     }
 }
 
-/// The sandbox of an attempt, and whether there can be none on this machine.
+/// What an attempt has, and must give back.
 #[derive(Default)]
 struct Place {
     sandbox: Option<Box<dyn Sandbox>>,
     services: Option<verify::Services>,
-    hopeless: bool,
+    proxy: Option<EgressProxy>,
 }
 
 /// Closes a session when dropped, so that no abandoned rollout can go on making calls.

@@ -6,6 +6,8 @@ use sandbox::Limits;
 use serde::{Deserialize, Serialize};
 use verify::judge::Panel;
 
+use crate::{endings::Choices, places::Pools, way_out::Egress};
+
 /// Wall-clock limits by stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -21,6 +23,8 @@ pub struct Stages {
     pub settle_quiet_ms: u64,
     /// The verifier, in seconds. The task's own limit applies as well.
     pub verify_s: u64,
+    /// Waiting with a sandbox for a place to run, and again for one to be verified, in seconds.
+    pub wait_s: u64,
     /// Tearing the sandbox down, in seconds.
     pub destroy_s: u64,
 }
@@ -33,6 +37,7 @@ impl Default for Stages {
             settle_s: 30,
             settle_quiet_ms: 50,
             verify_s: 120,
+            wait_s: 600,
             destroy_s: 30,
         }
     }
@@ -43,7 +48,12 @@ impl Stages {
     /// and a minute.
     #[must_use]
     pub fn deadline_s(&self) -> u64 {
-        self.create_s + self.harness_s + self.settle_s + self.verify_s + self.destroy_s + 60
+        let waits = 2 * self.wait_s;
+        self.create_s + self.harness_s + self.settle_s + self.verify_s + self.destroy_s + waits + 60
+    }
+
+    pub(crate) fn wait(&self) -> Duration {
+        Duration::from_secs(self.wait_s)
     }
 
     pub(crate) fn harness(&self) -> Duration {
@@ -73,8 +83,14 @@ pub struct Settings {
     pub limits: Limits,
     /// How often a sandbox that could not be made is tried again, with a new attempt.
     pub sandbox_retries: u32,
+    /// Places of stages.
+    pub pools: Pools,
+    /// What this run decides differently about spent budgets.
+    pub dispositions: Choices,
     /// Calls that one rollout may make.
     pub calls_max: u32,
+    /// Tokens that may be generated for one rollout; no limit when `None`.
+    pub generated_tokens_max: Option<u64>,
     /// Name of the model that harnesses ask for.
     pub model: String,
     /// Tokens that prompt and reply may have together, as harnesses are told.
@@ -95,6 +111,9 @@ pub struct Settings {
     pub selection: tree::Selection,
     /// Who judges rubrics; tasks that need one end as `judge_failed` without.
     pub panel: Option<Arc<Panel>>,
+    /// Where what rollouts asked of the internet is logged; tasks that were granted hosts cannot be
+    /// run without.
+    pub egress: Option<Egress>,
     /// Workspaces to keep; none when `None`.
     pub keep_worlds: Option<KeepWorlds>,
 }
@@ -107,7 +126,10 @@ impl Settings {
             stages: Stages::default(),
             limits: Limits::default(),
             sandbox_retries: 1,
+            pools: Pools::default(),
+            dispositions: Choices::default(),
             calls_max: 100,
+            generated_tokens_max: None,
             model: "policy".into(),
             context_tokens: 4096,
             reply_tokens_max: 512,
@@ -118,6 +140,7 @@ impl Settings {
             codec_digest: String::new(),
             selection: tree::Selection::default(),
             panel: None,
+            egress: None,
             keep_worlds: None,
         }
     }

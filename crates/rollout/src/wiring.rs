@@ -66,6 +66,8 @@ impl RealCapture {
             calls: status.calls,
             in_flight: status.in_flight,
             refused: u32::from(status.calls_max_hit),
+            tokens_spent: status.tokens_max_hit,
+            seconds_spent: status.seconds_max_hit,
             too_long: false,
             fault: status.last_fault.map(|fault| {
                 let reason = format!(
@@ -121,7 +123,7 @@ impl Capture for RealCapture {
                 sampling: open.sampling,
                 sampling_fixed: open.sampling_fixed,
                 calls_max: open.calls_max,
-                generated_tokens_max: None,
+                generated_tokens_max: open.generated_tokens_max,
                 seconds_max: None,
                 key: None,
             })
@@ -163,6 +165,10 @@ impl Capture for RealCapture {
     fn policy(&self) -> PolicyVersion {
         self.engine.policy_version()
     }
+
+    fn queued(&self) -> Option<u64> {
+        self.engine.queued()
+    }
 }
 
 /// [`Store`] over the ledger.
@@ -193,6 +199,14 @@ impl Store for RealStore {
         })
         .await
         .map_err(|error| error.to_string())?;
+        // Somebody else has ended it: a resumed run that took this one for dead. The first end
+        // stays, so that nobody who has seen it is wrong.
+        if let Some(known) = self.get(&rollout.spec.id).await?
+            && known.disposition.is_some()
+        {
+            tracing::warn!(rollout = %rollout.spec.id, "a second end of it came late and is ignored");
+            return Ok(known);
+        }
         match found {
             Ok((seen, summary)) => {
                 rollout.lineage.tools_digests = seen.tools_digests;
@@ -232,7 +246,9 @@ struct RealJudge {
 
 fn judge_error(error: VerifyError) -> JudgeError {
     match error.fault() {
-        Fault::SandboxLost | Fault::SandboxStart => JudgeError::SandboxLost(error.to_string()),
+        Fault::SandboxLost | Fault::SandboxStart | Fault::SandboxRefused => {
+            JudgeError::SandboxLost(error.to_string())
+        }
         Fault::JudgeFailed => JudgeError::NoAnswer(error.to_string()),
         _ => JudgeError::Failed(error.to_string()),
     }
@@ -328,5 +344,59 @@ impl Judge for RealJudge {
             verify::verify_with(task, sandbox, told).await
         };
         verdict.map_err(judge_error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use record::{Disposition, GroupId, RolloutSpec, StageSeconds, TaskId};
+
+    use super::*;
+
+    fn rollout(disposition: Option<Disposition>) -> Rollout {
+        Rollout {
+            spec: RolloutSpec {
+                id: RolloutId::new("r").unwrap(),
+                task: TaskId::new("t").unwrap(),
+                group: GroupId::new("g").unwrap(),
+                harness: "react".into(),
+                labels: BTreeMap::new(),
+                seed: 0,
+            },
+            lineage: Lineage::default(),
+            started_ms: 1,
+            finished_ms: disposition.is_some().then_some(2),
+            harness_exit: None,
+            harness_tail: String::new(),
+            calls: 0,
+            seconds: StageSeconds::default(),
+            verdict: None,
+            disposition,
+        }
+    }
+
+    /// Somebody took this orchestrator for dead, ended its rollout as interrupted and ran it again;
+    /// then it comes with a result after all.
+    #[tokio::test]
+    async fn the_first_end_of_an_attempt_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let ledger = Ledger::create(folder.path()).unwrap();
+        let store = RealStore {
+            ledger: ledger.clone(),
+            selection: Selection::default(),
+        };
+        store.put(rollout(None)).await.unwrap();
+        let interrupted = rollout(Some(Disposition::Discard {
+            fault: Fault::Interrupted,
+            reason: "its process was gone".into(),
+        }));
+        store.put(interrupted.clone()).await.unwrap();
+        let late = rollout(Some(Disposition::Train));
+        assert_eq!(store.close(late.clone()).await.unwrap(), interrupted);
+        assert_eq!(store.get(&late.spec.id).await.unwrap(), Some(interrupted));
+        drop(store);
+        ledger.close().await.unwrap();
     }
 }

@@ -19,7 +19,7 @@ use record::{Disposition, Fault, Rollout};
 use rollout::{BatchError, Event};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use world::{Does, Ends, GOOD, Plan, World, jobs, plans, runner, simulate};
+use world::{Does, Ends, GOOD, Plan, Says, World, jobs, plans, runner, simulate};
 
 /// Attempts of the ledger by job, in order: `(ended, superseded)`.
 fn attempts(world: &World) -> BTreeMap<String, Vec<Rollout>> {
@@ -185,6 +185,105 @@ fn cancelling_stops_what_runs_and_starts_no_more() {
             .values()
             .all(|rollout| rollout.disposition.is_some())
     );
+}
+
+/// Pairs of jobs, each a group of its own task whose rewards differ.
+fn pairs(world: &World, count: u32) -> Vec<rollout::Job> {
+    let mut jobs = jobs(2 * count);
+    for (index, job) in jobs.iter_mut().enumerate() {
+        let pair = index / 2;
+        job.spec.group = record::GroupId::new(format!("g{pair}")).unwrap();
+        job.spec.task = record::TaskId::new(format!("t{pair}")).unwrap();
+        let says = Says::Reward((index % 2) as f64);
+        world.plan(job.spec.id.as_str(), Plan { says, ..GOOD });
+    }
+    jobs
+}
+
+#[test]
+fn each_stage_has_its_own_places() {
+    let world = Arc::new(World::default());
+    let mut runner = runner(&world);
+    let mut settings = (*runner.settings).clone();
+    settings.pools.ready = 3;
+    settings.pools.verify = 1;
+    runner.settings = Arc::new(settings);
+    let jobs = jobs(12);
+    let batch = runner.run_batch(jobs, 2, CancellationToken::new(), |_| {});
+    let result = simulate(batch).unwrap();
+    assert_eq!(result.counts.dispositions["train"], 12);
+    assert_eq!(
+        world.sandboxes_max.load(SeqCst),
+        5,
+        "two run, three stand ready"
+    );
+    assert_eq!((world.running.max(), world.verifying.max()), (2, 1));
+    assert_eq!((world.alive(), world.open_sessions()), (0, 0));
+}
+
+#[test]
+fn nobody_waits_for_a_place_for_ever() {
+    let world = Arc::new(World::default());
+    let mut runner = runner(&world);
+    let mut settings = (*runner.settings).clone();
+    settings.pools.ready = 1;
+    settings.stages.wait_s = 5;
+    settings.sandbox_retries = 0;
+    runner.settings = Arc::new(settings);
+    let jobs = jobs(2);
+    let slow = Plan {
+        ends: Ends::Limit,
+        ..GOOD
+    };
+    world.plan(jobs[0].spec.id.as_str(), slow);
+    let batch = runner.run_batch(jobs, 1, CancellationToken::new(), |_| {});
+    let result = simulate(batch).unwrap();
+    let ends: Vec<_> = result
+        .ended()
+        .map(|r| r.disposition.clone().unwrap())
+        .collect();
+    assert_eq!(ends[0].name(), "truncate");
+    let Disposition::Discard { fault, reason } = &ends[1] else {
+        panic!("{ends:?}");
+    };
+    assert_eq!(*fault, Fault::SandboxStart);
+    assert!(reason.contains("stages.wait_s"), "{reason}");
+    assert_eq!(world.alive(), 0);
+}
+
+#[test]
+fn a_batch_that_has_enough_ends_and_a_resumed_one_runs_nothing() {
+    let world = Arc::new(World::default());
+    let jobs = pairs(&world, 6);
+    let run = || {
+        let runner = runner(&world);
+        let cancel = CancellationToken::new();
+        let batch = runner.run_until(jobs.clone(), 3, Some(2), cancel, |_| {});
+        simulate(batch).unwrap()
+    };
+    let first = run();
+    assert!(first.enough && !first.cancelled && first.counts.conserved());
+    let whole: Vec<bool> = first
+        .rollouts
+        .chunks(2)
+        .map(|pair| {
+            assert_eq!(pair[0].is_some(), pair[1].is_some(), "half a group");
+            pair[0].is_some()
+        })
+        .collect();
+    assert!(whole[0] && whole[1] && !whole[5], "{whole:?}");
+    assert!(first.ended().all(|rollout| rollout.verdict.is_some()));
+    assert_eq!((world.alive(), world.open_sessions()), (0, 0));
+    let creations = world.creations.load(SeqCst);
+    let second = run();
+    assert_eq!(world.creations.load(SeqCst), creations);
+    assert_eq!(second.rollouts, first.rollouts);
+    // Whoever wants more gets it, and what was interrupted is run again.
+    let runner = runner(&world);
+    let all = runner.run_until(jobs.clone(), 3, None, CancellationToken::new(), |_| {});
+    let all = simulate(all).unwrap();
+    assert!(!all.enough && all.rollouts.iter().all(Option::is_some));
+    assert!(all.ended().all(|rollout| rollout.verdict.is_some()));
 }
 
 proptest! {

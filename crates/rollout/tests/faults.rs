@@ -326,7 +326,7 @@ nothing: train
 record start: discard GatewayFailed: no space left
 open: discard GatewayFailed: too many rollouts
 create: discard SandboxStart: sandbox s0000-t-react-k00.r1 could not be made: no pids left
-create for good: discard SandboxStart: this machine cannot make a sandbox: user namespaces; enable them
+create for good: discard SandboxRefused: this machine cannot make a sandbox: user namespaces; enable them
 create hangs: discard SandboxStart: not ready after 60 s (stages.create_s)
 upload: discard SandboxStart: sandbox s0000-t-react-k00.r1: /workspace/a: no space left
 upload, sandbox dies: discard SandboxStart: sandbox s0000-t-react-k00.r1 is gone: connection reset

@@ -295,7 +295,7 @@ async fn what_is_not_supported_is_refused_with_the_reason() {
         let Some(Disposition::Discard { fault, reason }) = &rollout.disposition else {
             panic!("{toml}: {:?}", rollout.disposition);
         };
-        assert_eq!(*fault, Fault::SandboxStart);
+        assert_eq!(*fault, Fault::SandboxRefused);
         assert!(reason.contains(expected), "{toml}: {reason}");
         assert_eq!((rollout.calls, &rollout.verdict), (0, &None));
     }

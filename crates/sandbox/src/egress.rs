@@ -62,7 +62,7 @@ const HOP_HEADERS: [HeaderName; 6] = [
 #[serde(deny_unknown_fields)]
 pub struct Allowed {
     /// `example.org` (the ports 80 and 443), `example.org:8443`, `*.example.org` (every name below
-    /// it, not itself). Addresses instead of names are taken as they are written.
+    /// it, not itself), `*` (every name). Addresses instead of names are taken as they are written.
     pub hosts: Vec<String>,
     /// Also addresses that are not of the public internet. For services of one's own.
     #[serde(default)]
@@ -123,7 +123,7 @@ impl Allowed {
                     .strip_suffix(parent)
                     .and_then(|rest| rest.strip_suffix('.'))
                     .is_some_and(|rest| !rest.is_empty()),
-                None => host == name,
+                None => host == name || name == "*",
             };
             ports_fit && name_fits
         })

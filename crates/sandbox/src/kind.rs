@@ -29,6 +29,19 @@ impl Default for SandboxConfig {
     }
 }
 
+impl SandboxConfig {
+    /// Hosts that sandboxes may reach, and whether their addresses may be private.
+    #[must_use]
+    pub fn egress(&self) -> (&[String], bool) {
+        match self {
+            Self::Local(config) => (&config.egress, config.egress_private),
+            Self::Docker(config) => (&config.egress, config.egress_private),
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(config) => (&config.egress, config.egress_private),
+        }
+    }
+}
+
 /// Starts the provider of a kind. Needs a Tokio runtime.
 ///
 /// # Errors
@@ -47,7 +60,8 @@ pub async fn start(config: &SandboxConfig) -> Result<Arc<dyn Provider>, SandboxE
 /// Looks at what a kind needs beside this machine; nothing for the local one. Changes nothing.
 pub async fn doctor_kind(config: &SandboxConfig) -> Vec<Check> {
     match config {
-        SandboxConfig::Local(_) | SandboxConfig::Docker(_) => Vec::new(),
+        SandboxConfig::Local(_) => Vec::new(),
+        SandboxConfig::Docker(config) => crate::docker_doctor(config).await,
         #[cfg(feature = "kubernetes")]
         SandboxConfig::Kubernetes(config) => crate::kubernetes::doctor(config).await,
     }

@@ -44,7 +44,7 @@ mod stream;
 mod tunnel;
 mod warden;
 
-pub use docker::{DockerConfig, DockerProvider};
+pub use docker::{DockerConfig, DockerProvider, docker_doctor};
 pub use doctor::{Check, doctor};
 pub use egress::{Allowed, Decision, EgressProxy, EgressRecord};
 pub use guest::{

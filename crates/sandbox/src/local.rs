@@ -27,12 +27,21 @@ const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct LocalConfig {
     /// Living sandboxes at a time; one more is refused with [`SandboxError::Create`].
     pub sandboxes_max: usize,
+    /// Hosts that sandboxes may reach through a filtering proxy (see [`crate::Allowed`]); what each
+    /// of them gets is for whoever makes it to say.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<String>,
+    /// Whether these hosts may have addresses that are not of the public internet.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub egress_private: bool,
 }
 
 impl Default for LocalConfig {
     fn default() -> Self {
         Self {
             sandboxes_max: 1024,
+            egress: Vec::new(),
+            egress_private: false,
         }
     }
 }

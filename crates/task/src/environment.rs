@@ -166,6 +166,13 @@ pub struct Environment {
     pub user: Option<String>,
     /// Whom the sandbox may talk to.
     pub network: Network,
+    /// Whether the task itself says so. What a format says of all its tasks does not count.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub network_said: bool,
+    /// Hosts that it may reach through the proxy: what the run grants it ([`Environment::grant`]).
+    /// No part of the task: nothing reads it from a file, and the digest does not cover it.
+    #[serde(skip)]
+    pub egress: Vec<String>,
     /// Tool servers.
     pub mcp_servers: Vec<McpServer>,
     /// Services with an audit log.
@@ -192,4 +199,138 @@ pub struct Environment {
     /// Why it cannot be run as it is: each a sentence. A task with one of these can be read and
     /// counted; whoever wants to run it is refused with the sentence.
     pub refusals: Vec<String>,
+}
+
+impl Environment {
+    /// What a run that may reach these hosts grants the task: nothing to one that wants no network,
+    /// what it asks for to one that asks (`public` asks for `*`), all of it to one that says nothing.
+    ///
+    /// # Errors
+    /// The hosts that it asks for and the run may not reach.
+    pub fn grant(&self, egress: &[String]) -> Result<Vec<String>, Vec<String>> {
+        let wanted = match &self.network {
+            _ if !self.network_said => return Ok(egress.to_vec()),
+            Network::None => return Ok(Vec::new()),
+            Network::Public => vec!["*".to_owned()],
+            Network::Allowlist { hosts } => hosts.clone(),
+        };
+        let missing: Vec<String> = wanted
+            .iter()
+            .filter(|host| !egress.iter().any(|rule| covers(rule, host)))
+            .cloned()
+            .collect();
+        if missing.is_empty() {
+            Ok(wanted)
+        } else {
+            Err(missing)
+        }
+    }
+
+    /// The hosts that the task asks for itself, in words; `None` when it asks for none.
+    #[must_use]
+    pub fn asks_for(&self) -> Option<String> {
+        match &self.network {
+            Network::Public if self.network_said => Some("the internet".to_owned()),
+            Network::Allowlist { hosts } if self.network_said => Some(hosts.join(", ")),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a rule (`host`, `host:port`, `*.parent`, `*`) lets through all that another one names.
+fn covers(rule: &str, host: &str) -> bool {
+    let (rule, host) = (
+        rule.trim().to_ascii_lowercase(),
+        host.trim().to_ascii_lowercase(),
+    );
+    // A range is more than the proxy can compare with a name.
+    if host.contains('/') {
+        return false;
+    }
+    let parts = |text: &str| match text.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() && !name.contains(':') => {
+            (name.to_owned(), Some(port.to_owned()))
+        }
+        _ => (text.to_owned(), None),
+    };
+    let ((rule, rule_port), (host, port)) = (parts(&rule), parts(&host));
+    // A rule without a port means 80 and 443.
+    let ports_fit = match (&rule_port, &port) {
+        (None, None) => true,
+        (None, Some(port)) => port == "80" || port == "443",
+        (rule, port) => rule == port,
+    };
+    let below = |parent: &str| {
+        host.strip_suffix(parent)
+            .and_then(|rest| rest.strip_suffix('.'))
+            .is_some_and(|rest| !rest.is_empty())
+    };
+    ports_fit && (rule == "*" || rule == host || rule.strip_prefix("*.").is_some_and(below))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(network: Network, network_said: bool) -> Environment {
+        Environment {
+            network,
+            network_said,
+            ..Environment::default()
+        }
+    }
+
+    fn list(hosts: &[&str]) -> Vec<String> {
+        hosts.iter().map(|host| (*host).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_run_grants_what_is_asked_for_and_never_more_than_it_may() {
+        let run = list(&["pypi.org", "*.pythonhosted.org", "mirror:8443"]);
+        let asks = |hosts: &[&str]| {
+            let hosts = list(hosts);
+            place(Network::Allowlist { hosts }, true).grant(&run)
+        };
+        assert_eq!(asks(&["PyPI.org"]), Ok(list(&["PyPI.org"])));
+        let files = "files.pythonhosted.org";
+        assert_eq!(
+            asks(&[files, "pypi.org:443"]),
+            Ok(list(&[files, "pypi.org:443"]))
+        );
+        assert_eq!(
+            asks(&["*.a.pythonhosted.org"]),
+            Ok(list(&["*.a.pythonhosted.org"]))
+        );
+        assert_eq!(
+            asks(&[
+                "pypi.org",
+                "evil.org",
+                "pypi.org:22",
+                "pythonhosted.org",
+                "10.0.0.0/8",
+                "mirror",
+                "*"
+            ]),
+            Err(list(&[
+                "evil.org",
+                "pypi.org:22",
+                "pythonhosted.org",
+                "10.0.0.0/8",
+                "mirror",
+                "*"
+            ]))
+        );
+        // Everything is granted by name only.
+        assert_eq!(place(Network::Public, true).grant(&run), Err(list(&["*"])));
+        assert_eq!(
+            place(Network::Public, true).grant(&list(&["*"])),
+            Ok(list(&["*"]))
+        );
+        // None means none, silence takes what there is.
+        assert_eq!(place(Network::None, true).grant(&run), Ok(Vec::new()));
+        for silent in [Network::None, Network::Public] {
+            assert_eq!(place(silent.clone(), false).grant(&run), Ok(run.clone()));
+            assert_eq!(place(silent, false).grant(&[]), Ok(Vec::new()));
+        }
+    }
 }

@@ -130,22 +130,10 @@ fn agent(top: &mut Fields, place: &mut Environment) -> Result<(), TaskError> {
     place.needs.agent_timeout_s = seconds(&mut agent, "timeout_sec")?;
     refuse_user(&mut agent, "the harness", place);
     if let Some(network) = network(&mut agent)? {
-        wants_network(&network, place);
         place.network = network;
+        place.network_said = true;
     }
     Ok(())
-}
-
-/// A task that says nothing of the network is run without it; one that asks for it is refused.
-fn wants_network(network: &Network, place: &mut Environment) {
-    let wanted = match network {
-        Network::None => return,
-        Network::Public => "the internet".to_owned(),
-        Network::Allowlist { hosts } => hosts.join(", "),
-    };
-    place.refusals.push(format!(
-        "it asks for {wanted}; sandboxes reach the model and nothing else"
-    ));
 }
 
 fn value_text(value: &Value) -> String {
@@ -261,8 +249,8 @@ fn environment(
         return Ok(image);
     };
     if let Some(network) = network(&mut table)? {
-        wants_network(&network, place);
         place.network = network;
+        place.network_said = true;
     }
     match table.text_or("os", "linux")?.as_str() {
         "linux" => {}

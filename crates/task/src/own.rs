@@ -123,7 +123,7 @@ pub(crate) fn read_dir(folder: &Path) -> Result<Task, TaskError> {
         tools: services::tools(&services),
         services,
         mcp_servers: services::servers(form.mcp_servers, &complain)?,
-        ..Environment::default()
+        ..form::place(form.network)
     };
     let instruction = tree::read_text(&folder.join(INSTRUCTION))?;
     let instruction = instruction

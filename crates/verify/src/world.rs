@@ -190,6 +190,12 @@ pub fn refuse(task: &Task) -> Result<(), VerifyError> {
             "it is to run as {user}, and this kind of sandbox has one user"
         ));
     }
+    if let (Some(wanted), true) = (place.asks_for(), place.egress.is_empty()) {
+        reasons.push(format!(
+            "it asks for {wanted}; sandboxes reach the model and what the recipe's sandbox.egress names, \
+             which is not all of that"
+        ));
+    }
     reasons.extend(services::refusals(task));
     if reasons.is_empty() {
         return Ok(());

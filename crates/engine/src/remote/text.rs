@@ -71,24 +71,13 @@ impl Text {
     /// [`EngineError::Invalid`] when it has several or none, and names them;
     /// [`EngineError::Gone`] when it does not answer.
     pub async fn only_model(endpoint: Endpoint) -> Result<String, EngineError> {
-        let http = Http::new(endpoint)?;
-        let path = "/models";
-        let models = http.get(path).await?;
-        let Some(list) = models["data"].as_array() else {
-            return Err(http.broken(path, "a list of models", &models));
-        };
-        let names: Vec<&str> = list.iter().filter_map(|one| one["id"].as_str()).collect();
+        let names = super::models(endpoint, "/models").await?;
         match names.as_slice() {
-            [name] => Ok((*name).to_owned()),
+            [name] => Ok(name.clone()),
             _ => Err(EngineError::Invalid(format!(
                 "the server has {} models, say which: {}",
                 names.len(),
-                names
-                    .iter()
-                    .take(20)
-                    .copied()
-                    .collect::<Vec<_>>()
-                    .join(", ")
+                names.get(..20).unwrap_or(&names).join(", ")
             ))),
         }
     }

@@ -1,6 +1,8 @@
 //! `espalier doctor`: what works on this machine, and what to do about what does not. Changes
 //! nothing.
 
+mod engines;
+
 use std::path::{Path, PathBuf};
 
 use harness::{Install, Profile};
@@ -12,8 +14,10 @@ use crate::{display::Display, error::CliError, policy, recipe::Recipe, text::tab
 /// Free space that a run with its checkpoints should have.
 const DISK_BYTES_MIN: u64 = 2 << 30;
 /// Checks without which no rollout can run, of whatever kind its sandbox is.
-const NEEDED: [&str; 4] = [
+const NEEDED: [&str; 6] = [
     "processor",
+    "container engine",
+    "container image",
     "kubernetes cluster",
     "kubernetes permissions",
     "kubernetes pod",
@@ -29,7 +33,8 @@ const NEEDED_LOCALLY: [&str; 5] = [
 
 /// Say what works on this machine, and what to do about what does not.
 ///
-/// With a recipe also its policy, tasks and harnesses are looked at. Exit code 1 when something is
+/// With a recipe also its policy, tasks, harnesses, engines, judges and container engine are looked
+/// at. Exit code 1 when something is
 /// missing that is needed.
 ///
 /// Example: espalier doctor recipes/quickstart.toml
@@ -37,6 +42,9 @@ const NEEDED_LOCALLY: [&str; 5] = [
 pub(crate) struct Arguments {
     /// The recipe that is to run here.
     recipe: Option<PathBuf>,
+    /// An engine to look at, as `serve` and `eval` take it; may be given several times.
+    #[arg(long, value_name = "KIND:WHERE")]
+    engine: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -129,6 +137,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
         .into_iter()
         .map(|check| line(check, locally))
         .collect();
+    lines.extend(engines::lines(recipe.as_ref(), &arguments.engine).await);
     lines.push(disk(Path::new(".")));
     lines.push(program(
         "python3",

@@ -110,7 +110,7 @@ pub(crate) async fn run(arguments: Arguments, json: bool) -> Result<(), CliError
     ));
     let value = serde_json::json!({
         "rollouts": rollouts.len(), "seconds": result.seconds, "pass": pass,
-        "dispositions": result.counts.dispositions,
+        "dispositions": result.counts.dispositions, "endings": result.counts.endings,
     });
     display.json(&value);
     if result.cancelled {

@@ -24,6 +24,9 @@ pub(crate) struct TrainSettings {
     pub(crate) tasks_per_step: usize,
     /// Rollouts per task and harness: the size of a group.
     pub(crate) samples: u32,
+    /// A step ends when so many groups are complete and have a difference in reward; the rest of
+    /// its rollouts is not run. 0 runs all.
+    pub(crate) groups_enough: usize,
     /// What is taken from a reward.
     pub(crate) baseline: Baseline,
     /// What the differences to the group's mean reward are divided by.
@@ -81,6 +84,7 @@ impl Default for TrainSettings {
             steps: 30,
             tasks_per_step: 16,
             samples: 8,
+            groups_enough: 0,
             baseline: Baseline::Group,
             scale: Scale::Std,
             whiten: false,

@@ -46,8 +46,38 @@ pub struct World {
     pub sandboxes: AtomicI64,
     pub sandboxes_max: AtomicI64,
     pub creations: AtomicI64,
+    /// Harnesses that run, and the most at a time; likewise verifiers.
+    pub running: Gauge,
+    pub verifying: Gauge,
     /// Calls by session are known to the world, also after it was closed.
     pub opened: AtomicI64,
+}
+
+/// Counts what is going on.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    now: AtomicI64,
+    max: AtomicI64,
+}
+
+impl Gauge {
+    fn enter(&self) -> Inside<'_> {
+        let now = self.now.fetch_add(1, SeqCst) + 1;
+        self.max.fetch_max(now, SeqCst);
+        Inside(self)
+    }
+
+    pub fn max(&self) -> i64 {
+        self.max.load(SeqCst)
+    }
+}
+
+struct Inside<'a>(&'a Gauge);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, SeqCst);
+    }
 }
 
 impl World {
@@ -180,6 +210,7 @@ impl Judge for Ports {
                 .all(|id| id.as_str() != name),
             "the key of {name} still works while the verifier runs"
         );
+        let _inside = self.0.verifying.enter();
         step(&plan).await;
         match plan.says {
             Says::Reward(reward) => Ok(Verdict {
@@ -259,6 +290,7 @@ impl Sandbox for Box_ {
             exec.argv.iter().any(|part| part.contains("key-")),
             "{exec:?}"
         );
+        let _inside = self.world.running.enter();
         step(&plan).await;
         for (id, session) in self.world.sessions.lock().unwrap().iter_mut() {
             if id.as_str() == self.name {
@@ -397,6 +429,7 @@ pub fn runner(world: &Arc<World>) -> Runner {
         settle_s: 20,
         settle_quiet_ms: 10,
         verify_s: 60,
+        wait_s: 1000,
         destroy_s: 10,
     };
     Runner {

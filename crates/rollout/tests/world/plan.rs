@@ -151,10 +151,11 @@ pub fn plans() -> impl Strategy<Value = Plan> {
 pub fn expected(plan: &Plan) -> (&'static str, Option<Fault>) {
     use Fault::*;
     let discard = |fault| ("discard", Some(fault));
-    let lines: [(bool, (&'static str, Option<Fault>)); 22] = [
+    let lines: [(bool, (&'static str, Option<Fault>)); 23] = [
         (plan.record_end == Does::Fail, discard(GatewayFailed)),
         (plan.record_start == Does::Fail, discard(GatewayFailed)),
         (plan.open == Does::Fail, discard(GatewayFailed)),
+        (plan.create == Does::FailForGood, discard(SandboxRefused)),
         (plan.create != Does::Work, discard(SandboxStart)),
         (plan.upload != Does::Work, discard(SandboxStart)),
         (plan.ends == Ends::NotFound, discard(HarnessCrashed)),

@@ -17,23 +17,27 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
+use super::{DockerConfig, tls::Tls};
+
 /// Version of the API that is spoken: dockerd since 20.10, podman since 4.
 const VERSION: &str = "v1.41";
 /// For a call that does no work of its own.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of a line of progress.
+const LINE_BYTES_MAX: usize = 1 << 20;
 /// Bytes of an answer, archives included.
 const ANSWER_BYTES_MAX: usize = 512 << 20;
 
 /// Where an engine listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Address {
+pub(super) enum Address {
     Unix(PathBuf),
     Tcp(String),
 }
 
 impl Address {
     /// Reads what `DOCKER_HOST` holds: `unix:///path` or `tcp://host:port`.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix://") {
             return Ok(Self::Unix(path.into()));
         }
@@ -77,6 +81,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 #[derive(Debug, Clone)]
 pub(crate) struct Engine {
     address: Address,
+    /// Over TCP; without it whoever can reach the engine may command it.
+    tls: Option<Tls>,
     tasks: TaskTracker,
 }
 
@@ -99,8 +105,22 @@ pub(crate) fn quote(text: &str) -> String {
 }
 
 impl Engine {
-    pub(crate) fn new(address: Address, tasks: TaskTracker) -> Self {
-        Self { address, tasks }
+    /// The engine that the settings mean, at `host`. Nobody is asked anything.
+    pub(super) fn of(
+        config: &DockerConfig,
+        host: &str,
+        tasks: TaskTracker,
+    ) -> Result<Self, String> {
+        let address = Address::parse(host)?;
+        let tls = match &address {
+            Address::Tcp(host) => Tls::of(config, host)?,
+            Address::Unix(_) => None,
+        };
+        Ok(Self {
+            address,
+            tls,
+            tasks,
+        })
     }
 
     /// Whether it sees the files that we see.
@@ -115,11 +135,16 @@ impl Engine {
                     .await
                     .map_err(|e| broken(format!("{}: {e}", path.display())))?,
             ),
-            Address::Tcp(host) => Box::new(
-                TcpStream::connect(host)
-                    .await
-                    .map_err(|e| broken(format!("{host}: {e}")))?,
-            ),
+            Address::Tcp(host) => {
+                let connecting = timeout(CALL_TIMEOUT, TcpStream::connect(host)).await;
+                let stream = connecting
+                    .map_err(|_| broken(format!("{host}: not reached within {CALL_TIMEOUT:?}")))?
+                    .map_err(|e| broken(format!("{host}: {e}")))?;
+                match &self.tls {
+                    None => Box::new(stream),
+                    Some(tls) => Box::new(tls.connect(stream).await.map_err(broken)?),
+                }
+            }
         };
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
@@ -187,6 +212,40 @@ impl Engine {
                 "no answer to {path} within {CALL_TIMEOUT:?}"
             )))
         })
+    }
+
+    /// A call whose answer comes in lines of JSON, each handed out as it comes. Without its own
+    /// time limit.
+    pub(super) async fn lines(
+        &self,
+        method: Method,
+        path: &str,
+        mut each: impl FnMut(Value) + Send,
+    ) -> Result<(), CallError> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("/{VERSION}{path}"))
+            .header(header::CONTENT_TYPE, "application/json");
+        let mut body = self.send(request, Bytes::new()).await?.into_body();
+        let mut rest = Vec::new();
+        while let Some(frame) = body.frame().await {
+            if let Ok(data) = frame.map_err(broken)?.into_data() {
+                rest.extend_from_slice(&data);
+            }
+            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = rest.drain(..=end).collect();
+                if let Ok(value) = serde_json::from_slice(&line) {
+                    each(value);
+                }
+            }
+            if rest.len() > LINE_BYTES_MAX {
+                return Err(broken(format!("a line of its answer to {path} has no end")));
+            }
+        }
+        if let Ok(value) = serde_json::from_slice(&rest) {
+            each(value);
+        }
+        Ok(())
     }
 
     /// A call with JSON both ways.

@@ -42,7 +42,7 @@ impl Image {
                     name: spec.name.clone(),
                     cause: RefusalCause::Image,
                     reason,
-                    hint: format!("pull, load or build {name} on the engine; nothing is pulled"),
+                    hint: format!("pull, load or build {name} on the engine"),
                 });
             }
             Err(error) => return Err(failed(error)),

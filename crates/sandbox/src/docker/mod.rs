@@ -19,9 +19,14 @@
 
 mod container;
 mod demux;
+mod doctor;
 mod engine;
 mod image;
 mod janitor;
+mod pull;
+mod tls;
+
+pub use doctor::docker_doctor;
 
 use std::{
     collections::HashMap,
@@ -48,7 +53,7 @@ use tokio_util::task::TaskTracker;
 use self::{
     container::{Container, Reaper},
     demux::Demux,
-    engine::{Address, CallError, Engine, quote},
+    engine::{CallError, Engine, quote},
     image::Image,
     janitor::Owner,
 };
@@ -73,9 +78,17 @@ pub struct DockerConfig {
     /// says, else `unix:///var/run/docker.sock`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The image of sandboxes whose spec names none. The engine must have it: nothing is pulled.
+    /// Folder with `ca.pem`, `cert.pem` and `key.pem` for an engine behind TLS (`tcp://`). `None`:
+    /// with `DOCKER_TLS_VERIFY` set, that of `DOCKER_CERT_PATH`, else no TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert_path: Option<PathBuf>,
+    /// The image of sandboxes whose spec names none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// Whether images that the engine does not have are pulled.
+    pub pull: bool,
+    /// Limit of a pull, in seconds.
+    pub pull_s: u64,
     /// Folders beside workspace, HOME and `/tmp` that can be written.
     pub folders: Vec<PathBuf>,
     /// Give containers what harnesses need that make sandboxes of their own: no seccomp filter,
@@ -83,18 +96,40 @@ pub struct DockerConfig {
     pub nested_sandboxes: bool,
     /// Living sandboxes at a time; one more is refused with [`SandboxError::Create`].
     pub sandboxes_max: usize,
+    /// Hosts that sandboxes may reach through a filtering proxy of the orchestrator's machine (see
+    /// [`crate::Allowed`]); what each of them gets is for whoever makes it to say.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<String>,
+    /// Whether these hosts may have addresses that are not of the public internet.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub egress_private: bool,
 }
 
 impl Default for DockerConfig {
     fn default() -> Self {
         Self {
             host: None,
+            cert_path: None,
             image: None,
+            pull: true,
+            pull_s: 900,
             // Where the field's task sets keep tests, solutions and rewards.
             folders: ["/tests", "/solution", "/logs"].map(PathBuf::from).to_vec(),
             nested_sandboxes: false,
             sandboxes_max: 256,
+            egress: Vec::new(),
+            egress_private: false,
         }
+    }
+}
+
+impl DockerConfig {
+    /// Where the engine listens.
+    fn host(&self) -> String {
+        self.host
+            .clone()
+            .or_else(|| std::env::var("DOCKER_HOST").ok().filter(|h| !h.is_empty()))
+            .unwrap_or_else(|| "unix:///var/run/docker.sock".to_owned())
     }
 }
 
@@ -129,19 +164,18 @@ impl DockerProvider {
                    or in the recipe"
                 .to_owned(),
         };
-        let host = config
-            .host
-            .clone()
-            .or_else(|| std::env::var("DOCKER_HOST").ok().filter(|h| !h.is_empty()))
-            .unwrap_or_else(|| "unix:///var/run/docker.sock".to_owned());
-        let address = Address::parse(&host).map_err(unsupported)?;
+        let host = config.host();
         let tasks = TaskTracker::new();
-        let engine = Engine::new(address, tasks.clone());
+        let engine = Engine::of(&config, &host, tasks.clone()).map_err(unsupported)?;
         engine
             .call(Method::GET, "/_ping", "text/plain", Bytes::new())
             .await
             .map_err(|e| unsupported(format!("{host}: {e}")))?;
         janitor::sweep(&engine).await;
+        if let Some(image) = &config.image {
+            // Now, so that no rollout waits for it.
+            pull::ensure(&engine, &config, "the provider", image).await?;
+        }
         let reaper = Reaper::start(engine.clone(), &tasks);
         Ok(Self {
             maker: Arc::new(Maker {
@@ -155,6 +189,21 @@ impl DockerProvider {
                 living: Arc::default(),
             }),
         })
+    }
+
+    /// Gets an image that the engine does not have, if that is allowed ([`DockerConfig::pull`]).
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] (no such image, or not for us), [`SandboxError::Create`] (may work
+    /// next time).
+    pub async fn pull(&self, image: &str) -> Result<(), SandboxError> {
+        pull::ensure(
+            &self.maker.engine,
+            &self.maker.config,
+            "the provider",
+            image,
+        )
+        .await
     }
 
     /// Makes an image of a root file system: a tar stream, as `docker import` takes. Gives its id.
@@ -187,7 +236,11 @@ impl Provider for DockerProvider {
         // whoever hears its answer can undo it. A sandbox that nobody takes is dropped here.
         self.maker.tasks.spawn(async move {
             let name = spec.name.clone();
-            let result = timeout(MAKE_TIMEOUT, maker.make(spec)).await;
+            // A pull has a limit of its own.
+            let result = match maker.image(&spec).await {
+                Ok(image) => timeout(MAKE_TIMEOUT, maker.make(spec, image)).await,
+                Err(error) => Ok(Err(error)),
+            };
             let _ = sender.send(result.unwrap_or_else(|_| {
                 Err(SandboxError::Create {
                     name,
@@ -215,7 +268,7 @@ impl Drop for Place {
 }
 
 impl Maker {
-    async fn make(&self, spec: Spec) -> Result<Box<dyn Sandbox>, SandboxError> {
+    async fn make(&self, spec: Spec, image: Arc<Image>) -> Result<Box<dyn Sandbox>, SandboxError> {
         let failed = |doing: &str| {
             let (name, doing) = (spec.name.clone(), doing.to_owned());
             move |error: CallError| SandboxError::Create {
@@ -223,7 +276,6 @@ impl Maker {
                 reason: format!("{doing}: {error}"),
             }
         };
-        crate::check(&spec)?;
         if self.engine.is_local() {
             // podman would make an empty folder of what is not there.
             for mount in &spec.mounts {
@@ -243,7 +295,6 @@ impl Maker {
                 ),
             });
         }
-        let image = self.image(&spec).await?;
         let id = self.create(&spec, &image).await?;
         let (engine, reaper) = (self.engine.clone(), self.reaper.clone());
         let mut container = Container::new(id, image.id.clone(), engine, reaper, place);
@@ -271,6 +322,7 @@ impl Maker {
     }
 
     async fn image(&self, spec: &Spec) -> Result<Arc<Image>, SandboxError> {
+        crate::check(spec)?;
         let Some(name) = spec.image.as_ref().or(self.config.image.as_ref()) else {
             return Err(SandboxError::Unsupported {
                 what: "neither the task nor the settings name an image".to_owned(),
@@ -283,7 +335,15 @@ impl Maker {
         if let Some(image) = images.get(&key) {
             return Ok(Arc::clone(image));
         }
-        let image = Image::look(&self.engine, &self.labels(60), spec, name).await?;
+        pull::ensure(&self.engine, &self.config, &spec.name, name).await?;
+        let labels = self.labels(60);
+        let look = timeout(MAKE_TIMEOUT, Image::look(&self.engine, &labels, spec, name)).await;
+        let image = look.unwrap_or_else(|_| {
+            Err(SandboxError::Create {
+                name: spec.name.clone(),
+                reason: format!("image {name} was not looked at within {MAKE_TIMEOUT:?}"),
+            })
+        })?;
         let image = Arc::new(image);
         images.insert(key, Arc::clone(&image));
         Ok(image)

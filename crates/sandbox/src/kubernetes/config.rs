@@ -81,6 +81,13 @@ pub struct KubernetesConfig {
     pub agent_sandbox: Option<String>,
     /// Living sandboxes at a time; one more is refused with [`crate::SandboxError::Create`].
     pub sandboxes_max: usize,
+    /// Hosts that sandboxes may reach through a filtering proxy of the orchestrator's machine (see
+    /// [`crate::Allowed`]); what each of them gets is for whoever makes it to say.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<String>,
+    /// Whether these hosts may have addresses that are not of the public internet.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub egress_private: bool,
 }
 
 impl Default for KubernetesConfig {
@@ -92,6 +99,8 @@ impl Default for KubernetesConfig {
             image: None,
             pull: PullPolicy::IfNotPresent,
             pull_secrets: Vec::new(),
+            egress: Vec::new(),
+            egress_private: false,
             prepull: Vec::new(),
             prepull_nodes: 1,
             // Where the field's task sets keep tests, solutions and rewards.

@@ -13,6 +13,7 @@
 
 mod engines;
 mod lifetime;
+mod pull;
 #[path = "../suite/mod.rs"]
 mod suite;
 

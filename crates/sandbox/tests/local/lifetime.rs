@@ -141,7 +141,10 @@ async fn a_killed_warden_takes_its_sandboxes_and_the_next_one_sweeps() {
 
 #[tokio::test]
 async fn too_many_are_refused() {
-    let config = sandbox::LocalConfig { sandboxes_max: 1 };
+    let config = sandbox::LocalConfig {
+        sandboxes_max: 1,
+        ..sandbox::LocalConfig::default()
+    };
     let provider = sandbox::LocalProvider::start(config).await.unwrap();
     let first = provider.create(spec("first")).await.unwrap();
     let error = provider

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use super::services::{self, McpForm, ServiceForm};
-use crate::{Contract, Environment, Grading, Payload, Step, Task, chores};
+use crate::{Contract, Environment, Grading, Network, Payload, Step, Task, chores};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -21,6 +21,9 @@ pub(super) struct TaskForm {
     pub(super) workspace: PathBuf,
     #[serde(default = "home")]
     pub(super) home: PathBuf,
+    /// Hosts that it needs; an empty list wants none, without the key it takes what the run allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) network: Option<Vec<String>>,
     pub(super) verifier: Option<VerifierForm>,
     #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
     pub(super) metadata: toml::Table,
@@ -80,11 +83,15 @@ impl From<ContractForm> for Contract {
 impl TaskForm {
     /// The form of a task; the error says what our format cannot hold.
     pub(super) fn of(task: &Task) -> Result<Self, String> {
+        let network = network_of(&task.environment)?;
         let place = &task.environment;
         let plain = Environment {
             services: place.services.clone(),
             tools: services::tools(&place.services),
             mcp_servers: place.mcp_servers.clone(),
+            network: place.network.clone(),
+            network_said: place.network_said,
+            egress: place.egress.clone(),
             ..Environment::default()
         };
         let beyond = task.grading != Grading::default()
@@ -108,6 +115,7 @@ impl TaskForm {
             family: task.family.clone(),
             workspace: task.workspace.clone(),
             home: task.home.clone(),
+            network,
             verifier: Some(VerifierForm {
                 folder: task.verifier.folder.clone(),
                 argv: task.verifier.argv.clone(),
@@ -127,6 +135,34 @@ impl TaskForm {
                 .collect::<Result<_, _>>()?,
             mcp_servers: place.mcp_servers.iter().map(McpForm::of).collect(),
         })
+    }
+}
+
+/// What a task says of the network.
+fn network_of(place: &Environment) -> Result<Option<Vec<String>>, String> {
+    match &place.network {
+        _ if !place.network_said && place.network == Network::None => Ok(None),
+        Network::None => Ok(Some(Vec::new())),
+        Network::Allowlist { hosts } => Ok(Some(hosts.clone())),
+        Network::Public if place.network_said => Ok(Some(vec!["*".to_owned()])),
+        Network::Public => {
+            Err("our format cannot say that the internet is only allowed".to_owned())
+        }
+    }
+}
+
+/// The place of a task that says this of the network.
+pub(super) fn place(network: Option<Vec<String>>) -> Environment {
+    let network_said = network.is_some();
+    let network = match network {
+        Some(hosts) if hosts == ["*"] => Network::Public,
+        Some(hosts) if !hosts.is_empty() => Network::Allowlist { hosts },
+        _ => Network::None,
+    };
+    Environment {
+        network,
+        network_said,
+        ..Environment::default()
     }
 }
 
@@ -293,5 +329,26 @@ impl SolutionForm {
             })
             .collect::<Result<_, String>>()?;
         Ok(Self { step })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_task_says_of_the_network_is_read_as_it_is_written() {
+        let list = |hosts: &[&str]| Some(hosts.iter().map(|host| (*host).to_owned()).collect());
+        let all: [Option<Vec<String>>; 4] = [
+            None,
+            list(&[]),
+            list(&["pypi.org", "*.example.org"]),
+            list(&["*"]),
+        ];
+        for said in all {
+            assert_eq!(network_of(&place(said.clone())), Ok(said));
+        }
+        assert_eq!(place(None), Environment::default());
+        assert_eq!(place(list(&["*"])).network, Network::Public);
     }
 }

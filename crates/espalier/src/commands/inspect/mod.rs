@@ -3,6 +3,7 @@
 //! not summed up is, the first time that somebody looks.
 
 mod diff;
+mod egress;
 mod lineage;
 mod overview;
 mod report;
@@ -98,6 +99,8 @@ pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<(), CliErro
         return show(&display, &diff, diff::Diff::text);
     }
     let mut view = rollout::View::new(&rollout, &calls, &selection)?;
+    view.egress = ::rollout::way_out::read_log(&run.join("egress"), &rollout.spec.id)
+        .map_err(|error| CliError::failed("the log of the egress proxy", error))?;
     if let Some(node) = arguments.node {
         let node = view.node(node, &speech()?)?;
         return show(&display, &node, rollout::NodeView::text);

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use record::{Disposition, Rollout, StageSeconds};
-use rollout::Summary;
+use rollout::{Ending, Summary};
 use serde::Serialize;
 
 use crate::text::short;
@@ -77,6 +77,16 @@ pub(super) struct CallCounts {
     pub(super) classes: BTreeMap<String, u64>,
 }
 
+/// Rollouts that ended in one way.
+#[derive(Debug, Serialize)]
+pub(super) struct Ended {
+    pub(super) rollouts: u64,
+    /// Whose doing it is.
+    pub(super) blame: &'static str,
+    /// In words.
+    pub(super) what: &'static str,
+}
+
 /// Seconds of one stage over all rollouts that ended.
 #[derive(Debug, Serialize)]
 pub(super) struct Stage {
@@ -103,6 +113,9 @@ pub(super) struct Overview {
     pub(super) faults: BTreeMap<String, u64>,
     /// Rollouts that were cut short or masked, by reason.
     pub(super) reasons: BTreeMap<String, u64>,
+    /// By ending and disposition, with what the table of dispositions says of it.
+    #[serde(serialize_with = "ended_as_list")]
+    pub(super) endings: BTreeMap<(String, &'static str), Ended>,
     /// By split, step and harness.
     #[serde(serialize_with = "as_list")]
     pub(super) results: BTreeMap<(String, u64, String), Row>,
@@ -149,6 +162,16 @@ fn as_list<S: serde::Serializer>(
     }))
 }
 
+fn ended_as_list<S: serde::Serializer>(
+    endings: &BTreeMap<(String, &'static str), Ended>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(endings.iter().map(|((ending, disposition), ended)| {
+        serde_json::json!({"ending": ending, "disposition": disposition, "rollouts": ended.rollouts,
+            "blame": ended.blame, "what": ended.what})
+    }))
+}
+
 fn add<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K, number: u64) {
     *counts.entry(key).or_default() += number;
 }
@@ -189,6 +212,16 @@ impl Overview {
             None => self.running += 1,
             Some(disposition) => {
                 add(&mut self.dispositions, disposition.name(), 1);
+                let row = Ending::of(disposition);
+                let name = short(Ending::counted_as(disposition), 40);
+                self.endings
+                    .entry((name, disposition.name()))
+                    .or_insert(Ended {
+                        rollouts: 0,
+                        blame: row.blame.name(),
+                        what: row.what,
+                    })
+                    .rollouts += 1;
                 self.note_fault(id, disposition);
             }
         }
@@ -230,7 +263,7 @@ impl Overview {
                 (fault, reason)
             }
         };
-        let fault = fault_name(*fault);
+        let fault = fault.name().to_owned();
         if self.worst.len() < FAULTS_MAX {
             self.worst.push(Worst {
                 rollout: id.to_owned(),
@@ -373,20 +406,24 @@ impl Overview {
     }
 }
 
-fn all_stages(seconds: &StageSeconds) -> [(&'static str, f64); 6] {
+fn all_stages(seconds: &StageSeconds) -> [(&'static str, f64); 8] {
     let StageSeconds {
         queue,
         create,
+        ready,
         harness,
         settle,
+        verify_wait,
         verify,
         destroy,
     } = *seconds;
     [
         ("queue", queue),
         ("create", create),
+        ("ready", ready),
         ("harness", harness),
         ("settle", settle),
+        ("verify_wait", verify_wait),
         ("verify", verify),
         ("destroy", destroy),
     ]
@@ -433,12 +470,4 @@ fn voted(rollout: &Rollout) -> bool {
             .disposition
             .as_ref()
             .is_some_and(Disposition::has_vote)
-}
-
-/// The fault's word, as in the ledger.
-pub(super) fn fault_name(fault: record::Fault) -> String {
-    match serde_json::to_value(fault) {
-        Ok(serde_json::Value::String(name)) => name,
-        _ => format!("{fault:?}"),
-    }
 }

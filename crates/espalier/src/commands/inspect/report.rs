@@ -43,8 +43,7 @@ impl Overview {
             .collect();
         for part in [
             named(&["disposition", "rollouts"], pairs(&self.dispositions)),
-            named(&["fault", "rollouts"], pairs(&self.faults)),
-            named(&["reason", "rollouts"], pairs(&self.reasons)),
+            self.endings_text(),
             self.results_text(),
             self.tokens_text(),
             self.retained_text(),
@@ -64,6 +63,20 @@ impl Overview {
             }
         }
         text
+    }
+
+    fn endings_text(&self) -> String {
+        let rows = self.endings.iter().map(|((ending, disposition), ended)| {
+            vec![
+                ending.clone(),
+                (*disposition).to_owned(),
+                count(ended.rollouts),
+                ended.blame.to_owned(),
+                ended.what.to_owned(),
+            ]
+        });
+        let header = ["ending", "disposition", "rollouts", "whose doing", "what"];
+        named(&header, rows.collect())
     }
 
     fn results_text(&self) -> String {

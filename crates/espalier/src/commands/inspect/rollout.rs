@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use record::{Attempt, AttemptOutcome, Call, Disposition, FinishReason, Message, Role, Rollout};
+use sandbox::EgressRecord;
 use serde::Serialize;
 use tree::{Fork, Kept, Origin, Selection, Tree, TreeStats, select};
 
-use super::{lineage, overview::fault_name, speech::Speech};
+use super::{egress, lineage, speech::Speech};
 use crate::{
     error::CliError,
     text::{short, table},
@@ -90,6 +91,9 @@ pub(super) struct View<'a> {
     kept: Kept,
     /// The main conversation's last call, with its reply.
     conversation: Vec<&'a Message>,
+    /// What it asked of the internet; `None` when it had no way out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) egress: Option<Vec<EgressRecord>>,
     #[serde(skip)]
     fork_at: BTreeMap<usize, usize>,
 }
@@ -120,6 +124,7 @@ impl<'a> View<'a> {
             conversation: conversation(calls, &tree),
             forks: tree.forks,
             kept,
+            egress: None,
             fork_at,
         })
     }
@@ -161,6 +166,7 @@ impl<'a> View<'a> {
             self.tree_text(),
             self.conversation_text(),
             self.verdict_text(),
+            egress::text(self.egress.as_deref()),
             lineage::text(&self.rollout.lineage),
         ] {
             if !part.is_empty() {
@@ -194,7 +200,7 @@ impl<'a> View<'a> {
             Some(
                 disposition @ (Disposition::Retry { fault, reason }
                 | Disposition::Discard { fault, reason }),
-            ) => format!("{}: {}: {reason}", disposition.name(), fault_name(*fault)),
+            ) => format!("{}: {}: {reason}", disposition.name(), fault.name()),
         };
         let exit = self
             .rollout
@@ -203,7 +209,7 @@ impl<'a> View<'a> {
         format!(
             "rollout      {}\ntask         {}\ngroup        {}\nharness      {} (exit code {exit})\n\
              policy       version {}\nlabels       {}\ndisposition  {disposition}\n\
-             seconds      queue {:.1}  create {:.2}  harness {:.1}  settle {:.2}  verify {:.2}  destroy {:.2}\n",
+             seconds      queue {:.1}  create {:.2}  ready {:.1}  harness {:.1}  settle {:.2}  verify {:.2}  destroy {:.2}\n",
             spec.id,
             spec.task,
             spec.group,
@@ -216,6 +222,7 @@ impl<'a> View<'a> {
             labels.join(" "),
             seconds.queue,
             seconds.create,
+            seconds.ready,
             seconds.harness,
             seconds.settle,
             seconds.verify,

@@ -56,8 +56,10 @@ fn rollout(
         seconds: StageSeconds {
             queue: 0.0,
             create: 0.01,
+            ready: 0.0,
             harness: 1.5,
             settle: 0.2,
+            verify_wait: 0.0,
             verify: 0.03,
             destroy: 0.01,
         },
@@ -434,7 +436,7 @@ async fn a_rollout_with_a_retry() {
     policy       version 1
     labels       sample=1 split=train step=1
     disposition  train
-    seconds      queue 0.0  create 0.01  harness 1.5  settle 0.20  verify 0.03  destroy 0.01
+    seconds      queue 0.0  create 0.01  ready 0.0  harness 1.5  settle 0.20  verify 0.03  destroy 0.01
 
     call  class  segment  carries on  prompt  exact  reply  attempts  policy  end                class because
        0  main         0           -       7      0      2         1       1  stop, client gone
@@ -490,7 +492,7 @@ async fn a_lost_rollout_without_calls() {
     policy       version 1
     labels       sample=2 split=train step=1
     disposition  discard: sandbox_lost: sandbox s is gone: it ran out of memory
-    seconds      queue 0.0  create 0.01  harness 1.5  settle 0.20  verify 0.03  destroy 0.01
+    seconds      queue 0.0  create 0.01  ready 0.0  harness 1.5  settle 0.20  verify 0.03  destroy 0.01
 
     no calls were captured
 

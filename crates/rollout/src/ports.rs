@@ -150,3 +150,15 @@ pub trait Judge: Send + Sync + Debug {
         self.verify(task, sandbox).await
     }
 }
+
+/// Closes a session when dropped, so that no abandoned rollout can go on making calls.
+pub(crate) struct Open<'a> {
+    pub(crate) capture: &'a dyn Capture,
+    pub(crate) id: &'a RolloutId,
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.capture.close(self.id);
+    }
+}

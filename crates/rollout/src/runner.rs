@@ -18,7 +18,7 @@ use crate::{
     job::{self, ATTEMPTS_MAX, Job},
     lineage, pace,
     places::{Places, no_place},
-    ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
+    ports::{Capture, Captured, Judge, JudgeError, Open, OpenSession, Session, Store},
     settings::Settings,
     steps::{Steps, parts},
     way_out,
@@ -479,7 +479,9 @@ impl Runner {
         }
         let taken = [settings.gateway_port, way_out::PORT];
         if let Some((port, _)) = spec.forwards.iter().find(|(port, _)| taken.contains(port)) {
-            let reason = format!("a service of the task has port {port}, which is the gateway's or the proxy's");
+            let reason = format!(
+                "a service of the task has port {port}, which is the gateway's or the proxy's"
+            );
             return Err((Fault::SandboxRefused, reason));
         }
         let (egress, socket) = (settings.egress.as_ref(), &settings.gateway_socket);
@@ -590,18 +592,6 @@ struct Place {
     sandbox: Option<Box<dyn Sandbox>>,
     services: Option<verify::Services>,
     proxy: Option<EgressProxy>,
-}
-
-/// Closes a session when dropped, so that no abandoned rollout can go on making calls.
-struct Open<'a> {
-    capture: &'a dyn Capture,
-    id: &'a RolloutId,
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        self.capture.close(self.id);
-    }
 }
 
 pub(crate) fn now_ms() -> u64 {

@@ -296,6 +296,7 @@ fn a_kept_world_is_read_as_it_was_written() {
         files: vec![file("/logs/x", 0o644), file(&long, 0o755)],
         folders: vec!["/workspace/empty".into()],
         links: vec![("/workspace/link".into(), "../x y".into())],
+        audit: None,
     };
     world.save(&path).unwrap();
     assert_eq!(verify::World::load(&path).unwrap(), world);

@@ -329,7 +329,7 @@ async fn what_cannot_be_had_is_refused_with_the_reason() {
                 "[[mcp_servers]]\nname = \"far\"\ntransport = \"sse\"\nurl = \"http://127.0.0.1:1/sse\"\n",
             ),
             &react,
-            "speaks server-sent events",
+            "it is of kind sse, and the harness uses stdio, http",
         ),
         (
             odd(

@@ -3,7 +3,7 @@
 
 use harness::Habits;
 use record::Fault;
-use sandbox::{Exit, Output, SandboxError};
+use sandbox::{Exit, SandboxError};
 
 use crate::{
     endings,
@@ -186,27 +186,6 @@ pub fn no_verdict(error: JudgeError) -> Broken {
         ),
         JudgeError::Failed(reason) => (Fault::VerifierFailed, reason),
         JudgeError::NoAnswer(reason) => (Fault::JudgeFailed, reason),
-    }
-}
-
-/// The end of what a harness printed, without its key.
-pub(crate) fn tail(output: &Output, key: &str, bytes_max: usize) -> String {
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let half = bytes_max / 2;
-    let room = half.max(bytes_max.saturating_sub(stderr.len()));
-    let mut text = last_bytes(stdout.trim_end(), room).to_owned();
-    let errors = last_bytes(stderr.trim_end(), half);
-    if !errors.is_empty() {
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        text.push_str(errors);
-    }
-    if key.is_empty() {
-        text
-    } else {
-        text.replace(key, "<key>")
     }
 }
 

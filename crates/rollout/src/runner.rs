@@ -330,7 +330,7 @@ impl Runner {
         let (end, output) = self.harness(sandbox, exec, startup, &id).await;
         rollout.seconds.harness += started.elapsed().as_secs_f64();
         if let Some(output) = &output {
-            rollout.harness_tail = classify::tail(output, &session.key, TAIL_BYTES);
+            rollout.harness_tail = tail(output, &session.key);
             if let sandbox::Exit::Code(code) = output.exit {
                 rollout.harness_exit = Some(code);
             }
@@ -472,8 +472,7 @@ impl Runner {
         spec.mounts = launch.mounts;
         spec.gateway_socket = Some(settings.gateway_socket.clone());
         spec.gateway_port = settings.gateway_port;
-        place.services = verify::Services::start(&job.task)
-            .map_err(|error| (Fault::SandboxStart, error.to_string()))?;
+        place.services = verify::Services::start(&job.task).map_err(not_started)?;
         if let Some(services) = &place.services {
             spec.forwards = services.forwards();
         }
@@ -485,33 +484,28 @@ impl Runner {
             return Err((Fault::SandboxRefused, reason));
         }
         let (egress, socket) = (settings.egress.as_ref(), &settings.gateway_socket);
-        place.proxy = way_out::open(egress, socket, &job.task, id, &mut spec)
-            .map_err(|reason| (Fault::SandboxStart, reason))?;
+        place.proxy =
+            way_out::open(egress, socket, &job.task, id, &mut spec).map_err(not_started)?;
         let files = launch.files;
         let make = async {
-            let failed = |error: verify::VerifyError| (Fault::SandboxStart, error.to_string());
             let made = self.provider.create(spec).await;
             let made = made.map_err(|error| (classify::not_made(&error), error.to_string()))?;
-            let sandbox: &dyn Sandbox = place.sandbox.insert(made).as_ref();
-            verify::prepare(part, sandbox).await.map_err(failed)?;
+            let sandbox = place.sandbox.insert(made).as_ref();
+            verify::prepare(part, sandbox).await.map_err(not_started)?;
             if let Some(services) = &place.services {
-                services.ready(&job.task, sandbox).await.map_err(failed)?;
+                let ready = services.ready(&job.task, sandbox);
+                ready.await.map_err(not_started)?;
             }
-            verify::start_tool_servers(&job.task, sandbox)
-                .await
-                .map_err(failed)?;
-            sandbox
-                .upload(files)
-                .await
-                .map_err(|error| (Fault::SandboxStart, error.to_string()))
+            let servers = verify::start_tool_servers(&job.task, sandbox);
+            servers.await.map_err(not_started)?;
+            sandbox.upload(files).await.map_err(not_started)
         };
-        match timeout(Duration::from_secs(stages.create_s), make).await {
-            Ok(Ok(())) => Ok(launch.exec),
-            Ok(Err(broken)) => Err(broken),
-            Err(_) => Err((
-                Fault::SandboxStart,
-                format!("not ready after {} s (stages.create_s)", stages.create_s),
-            )),
+        let limit_s = stages.create_s;
+        match timeout(Duration::from_secs(limit_s), make).await {
+            Ok(made) => made.map(|()| launch.exec),
+            Err(_) => Err(not_started(format!(
+                "not ready after {limit_s} s (stages.create_s)"
+            ))),
         }
     }
 
@@ -584,6 +578,10 @@ impl Runner {
             ),
         }
     }
+}
+
+fn not_started(error: impl ToString) -> Broken {
+    (Fault::SandboxStart, error.to_string())
 }
 
 /// What an attempt has, and must give back.

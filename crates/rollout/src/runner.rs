@@ -493,8 +493,10 @@ impl Runner {
             let sandbox = place.sandbox.insert(made).as_ref();
             verify::prepare(part, sandbox).await.map_err(not_started)?;
             if let Some(services) = &place.services {
-                let ready = services.ready(&job.task, sandbox);
-                ready.await.map_err(not_started)?;
+                services
+                    .ready(&job.task, sandbox)
+                    .await
+                    .map_err(not_started)?;
             }
             let servers = verify::start_tool_servers(&job.task, sandbox);
             servers.await.map_err(not_started)?;

@@ -216,6 +216,11 @@ impl Places {
     }
 }
 
+/// What keeps a sandbox from being there, as the end of a rollout.
+pub(crate) fn not_started(error: impl ToString) -> Broken {
+    (Fault::SandboxStart, error.to_string())
+}
+
 /// Nobody gave up a place in time.
 pub(crate) fn no_place(fault: Fault, to: &str, waited: Duration) -> Broken {
     let seconds = waited.as_secs();

@@ -17,7 +17,7 @@ use crate::{
     endings::{self, Again},
     job::{self, ATTEMPTS_MAX, Job},
     lineage, pace,
-    places::{Places, no_place},
+    places::{Places, no_place, not_started},
     ports::{Capture, Captured, Judge, JudgeError, Open, OpenSession, Session, Store},
     settings::Settings,
     steps::{Steps, parts},
@@ -490,7 +490,7 @@ impl Runner {
         let make = async {
             let made = self.provider.create(spec).await;
             let made = made.map_err(|error| (classify::not_made(&error), error.to_string()))?;
-            let sandbox = place.sandbox.insert(made).as_ref();
+            let sandbox: &dyn Sandbox = &**place.sandbox.insert(made);
             verify::prepare(part, sandbox).await.map_err(not_started)?;
             if let Some(services) = &place.services {
                 services
@@ -580,10 +580,6 @@ impl Runner {
             ),
         }
     }
-}
-
-fn not_started(error: impl ToString) -> Broken {
-    (Fault::SandboxStart, error.to_string())
 }
 
 /// What an attempt has, and must give back.

@@ -16,6 +16,7 @@
     reason = "tests; clippy's own exception ends at their helper functions"
 )]
 
+mod fake;
 mod lifetime;
 #[path = "../suite/mod.rs"]
 mod suite;

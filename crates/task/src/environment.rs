@@ -292,7 +292,7 @@ mod tests {
             place(Network::Allowlist { hosts }, true).grant(&run)
         };
         assert_eq!(asks(&["PyPI.org"]), Ok(list(&["PyPI.org"])));
-        let files = "files.pythonhosted.org";
+        let files = "data.pythonhosted.org";
         assert_eq!(
             asks(&[files, "pypi.org:443"]),
             Ok(list(&[files, "pypi.org:443"]))

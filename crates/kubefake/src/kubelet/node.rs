@@ -14,7 +14,7 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -26,6 +26,8 @@ use tokio::{
 };
 
 /// For a helper program to do its work.
+/// A control group whose processes were killed is empty after at most this long.
+const GROUP_EMPTY_TIMEOUT: Duration = Duration::from_secs(10);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Where pods find the API, when they may.
 pub(crate) const SERVICE_ADDRESS: &str = "10.96.0.1";
@@ -299,10 +301,22 @@ fn remove_groups(group: &str) {
                 remove(&entry.path());
             }
         }
-        if let Err(error) = fs::remove_dir(folder)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(%error, folder = %folder.display(), "a control group stays");
+        let until = Instant::now() + GROUP_EMPTY_TIMEOUT;
+        loop {
+            match fs::remove_dir(folder) {
+                // Killed processes are members until the kernel is done with them, and nothing
+                // tells when that is.
+                Err(error)
+                    if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < until =>
+                {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(%error, folder = %folder.display(), "a control group stays");
+                    return;
+                }
+                _ => return,
+            }
         }
     }
     for hierarchy in hierarchies() {

@@ -184,7 +184,11 @@ async fn kubectl_finds_its_way_and_writes_objects() {
         told.contains("configmap \"m\" deleted") && told.contains("pod \"p\" deleted"),
         "{told}"
     );
-    kubectl.run(&["create", "namespace", "n"]).await;
+    // `kubectl create namespace` speaks protobuf, which this server refuses in words.
+    let file = kubectl.home.path().join("namespace.json");
+    let namespace = r#"{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}"#;
+    std::fs::write(&file, namespace).unwrap();
+    kubectl.run(&["create", "-f", file.to_str().unwrap()]).await;
     kubectl.run(&["delete", "namespace", "n"]).await;
     assert!(
         fake.object("namespaces", "", "n").is_none(),

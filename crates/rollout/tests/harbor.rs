@@ -234,8 +234,8 @@ async fn a_world_that_is_not_healthy_is_a_fault_and_not_a_score() {
 async fn what_is_not_supported_is_refused_with_the_reason() {
     let cases = [
         (
-            "[[environment.mcp_servers]]\nname = \"mail\"\ntransport = \"stdio\"\ncommand = \"x\"\n",
-            "tool server mail",
+            "[[environment.mcp_servers]]\nname = \"mail\"\ntransport = \"sse\"\nurl = \"http://127.0.0.1:1/sse\"\n",
+            "tool server `mail`",
         ),
         (
             "[environment]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"pypi.org\"]\n",

@@ -26,9 +26,9 @@ use tokio::{
 };
 
 /// For a helper program to do its work.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// A control group whose processes were killed is empty after at most this long.
 const GROUP_EMPTY_TIMEOUT: Duration = Duration::from_secs(10);
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// Where pods find the API, when they may.
 pub(crate) const SERVICE_ADDRESS: &str = "10.96.0.1";
 /// Control groups of nodes begin with it.

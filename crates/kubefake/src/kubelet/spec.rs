@@ -387,6 +387,9 @@ pub(crate) fn config(container: &Value, process: &Process, places: &Places<'_>) 
             "options": ["nosuid", "noexec", "nodev"]}),
         json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
             "options": ["nosuid", "noexec", "nodev", "ro"]}),
+        // The container's own groups, read-only, as nodes show them: they say who was killed.
+        json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup",
+            "options": ["nosuid", "noexec", "nodev", "relatime", "ro"]}),
         json!({"destination": "/dev/shm", "type": "tmpfs", "source": "shm",
             "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]}),
     ];

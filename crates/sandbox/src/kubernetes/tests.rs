@@ -442,6 +442,8 @@ async fn the_first_reason_of_an_end_stays() {
     let cluster = Cluster::new(|_| Vec::new());
     let (_watch, mut hears, _stop) = watching(&cluster);
     cluster.set("pods", pod("1"), Some(running()));
+    let is_running = |s: &watch::State| matches!(s.seen, Seen::Running { .. });
+    hears.state.wait_for(is_running).await.unwrap();
     cluster.set("pods", pod("1"), Some(exited(40)));
     cluster.remove("pods", "p");
     let state = hears.state.wait_for(|s| s.removed).await.unwrap().clone();

@@ -49,7 +49,8 @@ cases! {
         let mut spec = world.spec();
         spec.limits.pids = 20;
         let sandbox = world.make(spec).await;
-        let output = run(&*sandbox, "i=0; while [ $i -lt 40 ]; do sleep 600 & i=$((i+1)); done; wait").await;
+        // More than the limit, and more than the 64 that a node of a cluster may have of its own.
+        let output = run(&*sandbox, "i=0; while [ $i -lt 100 ]; do sleep 600 & i=$((i+1)); done; wait").await;
         let error = String::from_utf8_lossy(&output.stderr).to_lowercase();
         assert!(error.contains("fork"), "{output:?}");
         // The loop's processes are still there: none is free for a shell. Then they are killed.

@@ -205,7 +205,7 @@ fn spoiled(old: &str, new: &str) -> String {
 
 #[test]
 fn every_complaint_names_file_line_key_expected_and_found() {
-    insta::assert_snapshot!(spoiled("family", "famly"), @r#"/other/task.toml:3: famly: expected one of `format`, `id`, `family`, `workspace`, `home`, `verifier`, `metadata`, found an unknown key; correct the file"#);
+    insta::assert_snapshot!(spoiled("family", "famly"), @r#"/other/task.toml:3: famly: expected one of `format`, `id`, `family`, `workspace`, `home`, `network`, `verifier`, `metadata`, `services`, `mcp_servers`, found an unknown key; correct the file"#);
     insta::assert_snapshot!(spoiled("argv", "timeout = 3\nargv"), @r#"/other/task.toml:6: timeout: expected one of `folder`, `argv`, `cwd`, `timeout_s`, `contract`, found an unknown key; correct the file"#);
     insta::assert_snapshot!(spoiled("\"f\"", "7"), @r#"/other/task.toml:3: family: expected a string, found invalid type: integer `7`; correct the file"#);
     insta::assert_snapshot!(spoiled("id = \"a\"", "id = \"a b\""), @r#"/other/task.toml:2: id: expected 1 to 128 of letters, digits, `.`, `_`, `-`, `:`, starting with a letter or digit, found "a b"; correct the file"#);

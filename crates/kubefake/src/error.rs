@@ -15,7 +15,7 @@ pub struct ApiError {
     /// For people.
     pub message: String,
     /// `details` of the `Status`.
-    pub details: Value,
+    pub details: Box<Value>,
     /// Seconds after which to try again.
     pub retry_after_s: Option<u64>,
 }
@@ -93,7 +93,7 @@ impl ApiError {
             code,
             reason,
             message: message.into(),
-            details: Value::Null,
+            details: Box::new(Value::Null),
             retry_after_s: None,
         }
     }
@@ -107,7 +107,7 @@ impl ApiError {
             details.insert("group".to_owned(), json!(resource.group));
         }
         details.insert("kind".to_owned(), json!(resource.plural));
-        self.details = Value::Object(details);
+        *self.details = Value::Object(details);
         self
     }
 
@@ -120,7 +120,7 @@ impl ApiError {
     pub(crate) fn unknown_resource() -> Self {
         let message = "the server could not find the requested resource";
         let mut error = Self::new(StatusCode::NOT_FOUND, "NotFound", message);
-        error.details = json!({});
+        *error.details = json!({});
         error
     }
 
@@ -202,7 +202,7 @@ impl ApiError {
     pub(crate) fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
         let mut error = Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message);
-        error.details = json!({});
+        *error.details = json!({});
         error
     }
 
@@ -222,7 +222,7 @@ impl ApiError {
         let what = what.into();
         let message = format!("Internal error occurred: {what}");
         let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message);
-        error.details = json!({"causes": [{"message": what}]});
+        *error.details = json!({"causes": [{"message": what}]});
         error
     }
 
@@ -247,7 +247,7 @@ impl ApiError {
             status["reason"] = json!(self.reason);
         }
         if !self.details.is_null() {
-            status["details"] = self.details.clone();
+            status["details"] = Value::clone(&self.details);
         }
         status["code"] = json!(self.code.as_u16());
         status

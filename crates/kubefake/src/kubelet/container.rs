@@ -409,12 +409,12 @@ async fn started(child: &mut Child, pid: &Path) -> bool {
 /// The last error in a log of `runc`.
 fn complaint(log: &Path) -> Option<String> {
     let text = fs::read_to_string(log).ok()?;
-    let messages = text.lines().rev().filter_map(|line| {
+    let mut messages = text.lines().filter_map(|line| {
         let line: Value = serde_json::from_str(line).ok()?;
         (line["level"] == "error").then(|| text_of(&line["msg"]))
     });
     // The first says what was wrong. A real node's runtime makes and starts in two steps.
-    let said = messages.last()?;
+    let said = messages.next()?;
     Some(said.replacen("runc run failed", "runc create failed", 1))
 }
 

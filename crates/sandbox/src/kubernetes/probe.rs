@@ -126,10 +126,8 @@ impl Maker {
             return Ok(Egress::NoPolicy);
         }
         let target = config.egress_target.as_deref().unwrap_or(API_SERVER);
-        let words = match config.egress_target.as_deref() {
-            Some(target) => target,
-            None => "the cluster's API server",
-        };
+        let words = config.egress_target.as_deref();
+        let words = words.unwrap_or("the cluster's API server");
         let mut found = Egress::Unproven("not tried".to_owned());
         for _ in 0..TRIES {
             let (inside, outside) = tokio::try_join!(

@@ -3,9 +3,9 @@
 //! are. That is what makes a reply the same bits in any company.
 //!
 //! Libraries choose other paths at other sizes, so these are our own. Weights are packed once per
-//! version of the policy ([`Panels`]): [`WIDE`] outputs side by side, so that one row streams them
+//! version of the policy ([`Panels`]): `WIDE` outputs side by side, so that one row streams them
 //! from memory in one direction, and many rows keep a panel in the cache. A result is the sum over
-//! stretches of [`DEPTH`] products, each stretch added up in order with fused multiply-adds.
+//! stretches of `DEPTH` products, each stretch added up in order with fused multiply-adds.
 //! AVX-512, AVX2 and the plain loop do exactly that, lane by lane: they give the same bits.
 
 /// Outputs of a panel.

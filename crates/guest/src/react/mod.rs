@@ -7,7 +7,7 @@
 //! `--turns-max` turns (3), when the server stays out of reach or broken after 3 tries (4), or
 //! when it refuses the request (5). Bad usage is 2, a tool server that does not answer 6.
 //!
-//! The variable [`SERVERS_VARIABLE`] names a file of tool servers, whose tools then come after the
+//! The variable `SERVERS_VARIABLE` names a file of tool servers, whose tools then come after the
 //! four as `mcp__SERVER__TOOL`.
 
 mod reply;

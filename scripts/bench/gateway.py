@@ -111,7 +111,7 @@ class Server:
         return str(CACHE / PEERS[self.name][0] / "bin" / name)
 
     def espalier(self):
-        self.admin, self.token = f"http://127.0.0.1:{port()}", "bench"
+        self.admin, self.token = f"http://127.0.0.1:{port()}", "benchmark-of-gateways"
         self.start([ESPALIER, "serve", "--engine", f"vllm:{self.up}", "--tokenizer", str(ROOT / "policy"),
                     "--listen", self.url[7:], "--admin", self.admin[7:], "--run", str(self.folder / "run")],
                    health=None, ESPALIER_ADMIN_TOKEN=self.token)
@@ -168,7 +168,7 @@ class Server:
     def after(self):
         if self.name == "espalier":
             for one in self.open:
-                ask("POST", f"{self.admin}/v1/rollouts/{one}/close", {}, self.token)
+                ask("POST", f"{self.admin}/v1/rollouts/{one}/close", {"reward": 0}, self.token)
 
     def stop(self):
         if self.process:

@@ -27,7 +27,7 @@ use crate::schema::{self, PAGE_BYTES};
 const EVERY_BYTES: u64 = 64 << 20;
 /// Size of the log at which the writer helps. It may grow further while a reader holds an old
 /// state, or a commit is larger.
-pub(crate) const LOG_BYTES_MAX: u64 = 192 << 20;
+const LOG_BYTES_MAX: u64 = 192 << 20;
 
 thread_local! {
     /// Pages of the log after the last commit of this thread.
@@ -105,15 +105,22 @@ impl Checkpoints {
     }
 
     /// Folds in everything and empties the log, after the last commit. A reader that holds an old
-    /// state leaves it as it is: whoever opens the ledger next does it.
+    /// state leaves it as it is: whoever closes the ledger next does it.
     pub(crate) fn end(self, connection: &Connection) {
         let file = self.file.clone();
         drop(self);
-        let emptied = connection
-            .busy_timeout(Duration::ZERO)
-            .and_then(|()| connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())));
-        if let Err(error) = emptied {
-            tracing::warn!(file = %file.display(), %error, "the log is folded in when the ledger is opened again");
+        let emptied = connection.busy_timeout(Duration::ZERO).and_then(|()| {
+            let empty = "PRAGMA wal_checkpoint(TRUNCATE)";
+            connection.query_row(empty, [], |row| row.get::<_, bool>(0))
+        });
+        match emptied {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::info!(file = %file.display(), "a reader holds the log; it is folded in when the ledger is closed next");
+            }
+            Err(error) => {
+                tracing::warn!(file = %file.display(), %error, "the log is folded in when the ledger is closed next");
+            }
         }
     }
 }

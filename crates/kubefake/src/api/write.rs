@@ -161,7 +161,7 @@ impl Core {
         body: Value,
         options: &WriteOptions,
     ) -> Result<Written, ApiError> {
-        let (mut object, warnings) = decoded(resource, body, options)?;
+        let (object, warnings) = decoded(resource, body, options)?;
         let said = text(&object["metadata"]["name"]).to_owned();
         if said != key.name {
             return Err(ApiError::bad_request(format!(
@@ -187,21 +187,8 @@ impl Core {
             );
             return Err(ApiError::invalid(resource, &key.name, &[cause]));
         }
-        secret_strings(resource, &mut object);
-        let object = self.replace(
-            &mut store,
-            resource,
-            key,
-            &old,
-            object,
-            subresource,
-            options.dry_run,
-        )?;
-        Ok(Written {
-            created: false,
-            object,
-            warnings,
-        })
+        let new = (object, warnings);
+        self.replace(&mut store, (resource, key, subresource), &old, new, options)
     }
 
     pub(crate) fn patch(
@@ -230,40 +217,26 @@ impl Core {
             }
         }
         let object = patch::apply(content_type, &old, change)?;
-        let (mut object, warnings) = decoded(resource, object, options)?;
+        let (object, warnings) = decoded(resource, object, options)?;
         if text(&object["metadata"]["name"]) != key.name {
             return Err(ApiError::bad_request(
                 "the name of the object does not match the name on the URL",
             ));
         }
-        secret_strings(resource, &mut object);
-        let object = self.replace(
-            &mut store,
-            resource,
-            key,
-            &old,
-            object,
-            subresource,
-            options.dry_run,
-        )?;
-        Ok(Written {
-            created: false,
-            object,
-            warnings,
-        })
+        let new = (object, warnings);
+        self.replace(&mut store, (resource, key, subresource), &old, new, options)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one step of two callers")]
+    /// Puts what was decoded, with its warnings, in the place of the old.
     fn replace(
         &self,
         store: &mut Store,
-        resource: &Resource,
-        key: &Key,
+        (resource, key, subresource): (&Resource, &Key, Option<&str>),
         old: &Arc<Value>,
-        mut new: Value,
-        subresource: Option<&str>,
-        dry_run: bool,
-    ) -> Result<Arc<Value>, ApiError> {
+        (mut new, warnings): (Value, Vec<String>),
+        options: &WriteOptions,
+    ) -> Result<Written, ApiError> {
+        secret_strings(resource, &mut new);
         let said = &new["metadata"]["resourceVersion"];
         if !said.is_null() && *said != old["metadata"]["resourceVersion"] {
             return Err(ApiError::modified(resource, &key.name));
@@ -314,8 +287,13 @@ impl Core {
         if !causes.is_empty() {
             return Err(ApiError::invalid(resource, &key.name, &causes));
         }
-        if dry_run {
-            return Ok(Arc::new(new));
+        let written = |object| Written {
+            created: false,
+            object,
+            warnings,
+        };
+        if options.dry_run {
+            return Ok(written(Arc::new(new)));
         }
         let object = store.put(key.clone(), new);
         // The last finalizer of a deleted object went.
@@ -327,7 +305,7 @@ impl Core {
         if over {
             store.remove(key);
         }
-        Ok(object)
+        Ok(written(object))
     }
 
     /// Deletes; gives the object, and whether it is gone already.

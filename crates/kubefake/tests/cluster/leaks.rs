@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{IDLE, PODS, can_run_pods, cluster, script_pod};
+use crate::support::{Client, IDLE, PODS, can_run_pods, cluster, script_pod};
 
 /// Control groups of a process's clusters, on all hierarchies.
 fn groups(pid: u32) -> Vec<String> {
@@ -41,20 +41,24 @@ fn make_pipe(folder: &Path) {
     assert!(made.unwrap().success());
 }
 
+/// Our end of a pipe that a running pod holds open.
+async fn held(client: &Client, folder: &Path) -> fs::File {
+    make_pipe(folder);
+    client.post(PODS, &holder(folder)).await.ok();
+    let pipe = folder.join("pipe");
+    // Opens when the pod has opened its end.
+    let pipe = tokio::task::spawn_blocking(|| fs::File::open(pipe));
+    let pipe = pipe.await.unwrap().unwrap();
+    client.until_phase("holder", "Running").await;
+    pipe
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_when_a_cluster_ends() {
     let Some((fake, client, folder)) = cluster().await else {
         return;
     };
-    make_pipe(folder.path());
-    client.post(PODS, &holder(folder.path())).await.ok();
-    let pipe = folder.path().join("pipe");
-    // Opens when the pod has opened its end.
-    let mut pipe = tokio::task::spawn_blocking(|| fs::File::open(pipe))
-        .await
-        .unwrap()
-        .unwrap();
-    client.until_phase("holder", "Running").await;
+    let mut pipe = held(&client, folder.path()).await;
     assert!(!groups(std::process::id()).is_empty());
     let own = fake.folder().to_owned();
     fake.end().await;
@@ -74,14 +78,7 @@ async fn by_force_deleted_pods_die_too() {
     let Some((fake, client, folder)) = cluster().await else {
         return;
     };
-    make_pipe(folder.path());
-    client.post(PODS, &holder(folder.path())).await.ok();
-    let pipe = folder.path().join("pipe");
-    let mut pipe = tokio::task::spawn_blocking(|| fs::File::open(pipe))
-        .await
-        .unwrap()
-        .unwrap();
-    client.until_phase("holder", "Running").await;
+    let mut pipe = held(&client, folder.path()).await;
     client
         .delete(&format!("{PODS}/holder?gracePeriodSeconds=0"))
         .await

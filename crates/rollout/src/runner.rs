@@ -437,6 +437,7 @@ impl Runner {
             })
             .map_err(|error| {
                 let fault = match error {
+                    // What a profile cannot say to its harness stays unsaid in another sandbox too.
                     harness::HarnessError::ToolServers { .. } => Fault::SandboxRefused,
                     _ => Fault::HarnessCrashed,
                 };
@@ -455,7 +456,6 @@ impl Runner {
     ) -> Result<Exec, Broken> {
         let settings = &self.settings;
         let stages = &settings.stages;
-        // What the profile cannot say to its harness stays unsaid in another sandbox too.
         let launch = self.launch(job, part, session)?;
         let parts = job.task.environment.stages.len().max(1) as u64;
         let mut limits = settings.limits.clone();

@@ -116,6 +116,15 @@ fn assert_close(a: &[f32], b: &[f32], what: &str) {
     }
 }
 
+fn critic(policy: &Weights, separate: bool) -> Critic {
+    let adam = AdamWSettings::default();
+    if separate {
+        Critic::separate(policy, adam)
+    } else {
+        Critic::shared(policy, adam)
+    }
+}
+
 /// A head of zeros predicts nothing and sends nothing into the trunk: advantages are the whitened
 /// rewards, so the first step is that of GRPO with those.
 #[test]
@@ -283,13 +292,7 @@ fn a_warm_up_goes_on_where_the_checkpoint_was_written() {
         ..PpoSettings::default()
     };
     for separate in [false, true] {
-        let make = |policy: &Weights| {
-            if separate {
-                Critic::separate(policy, AdamWSettings::default())
-            } else {
-                Critic::shared(policy, AdamWSettings::default())
-            }
-        };
+        let make = |policy: &Weights| critic(policy, separate);
         let mut learner =
             Embedded::new(start.clone(), AdamWSettings::default(), COMPUTE).with_critic(make);
         let settings = GrpoSettings::default();
@@ -321,13 +324,7 @@ fn a_failed_update_moves_neither_policy_nor_critic() {
     let mut broken = good.clone();
     broken[1].reward = f64::NAN;
     for separate in [false, true] {
-        let make = |policy: &Weights| {
-            if separate {
-                Critic::separate(policy, AdamWSettings::default())
-            } else {
-                Critic::shared(policy, AdamWSettings::default())
-            }
-        };
+        let make = |policy: &Weights| critic(policy, separate);
         let fresh =
             || Embedded::new(start.clone(), AdamWSettings::default(), COMPUTE).with_critic(make);
         let (mut tried, mut plain) = (fresh(), fresh());
@@ -370,14 +367,8 @@ fn learn(separate: bool, seed: u64) -> (f64, f64, f64) {
     const PROMPTS: [[u32; 3]; 2] = [[1, 2, 3], [1, 7, 4]];
     const UPDATES: usize = 80;
     let start = Weights::random(tiny(), seed);
-    let mut learner =
-        Embedded::new(start, AdamWSettings::default(), COMPUTE).with_critic(|policy| {
-            if separate {
-                Critic::separate(policy, AdamWSettings::default())
-            } else {
-                Critic::shared(policy, AdamWSettings::default())
-            }
-        });
+    let mut learner = Embedded::new(start, AdamWSettings::default(), COMPUTE)
+        .with_critic(|policy| critic(policy, separate));
     let ppo = PpoSettings {
         warmup_updates: 3,
         rate_factor: 3.0,

@@ -15,8 +15,8 @@ use std::{
     sync::Arc,
 };
 
-use harness::{Installed, Profile};
-use real::{Loop, Teacher, jobs, line};
+use harness::Installed;
+use real::{Loop, Teacher, jobs, line, shell};
 use record::{Disposition, Fault, Rollout};
 use rollout::{Egress, way_out};
 use sandbox::Decision;
@@ -47,30 +47,9 @@ const ASK: &str = r#"ask() { printf "GET http://$1/x HTTP/1.1\r\nHost: x\r\nConn
 /// `react`, then requests to hosts.
 fn harness(hosts: &[String]) -> Arc<Installed> {
     let asks: Vec<String> = hosts.iter().map(|host| format!("ask {host};")).collect();
-    let text = format!(
-        r#"
-name = "asks"
-version = "1"
-dialect = "chat"
-[install]
-kind = "none"
-[launch]
-argv = ["bash", "-c", '''{ASK} /run/espalier/guest react --base-url "$BASE/v1" --api-key "$KEY" --model m -- "$TASK" > /dev/null; {} echo "proxy=$HTTPS_PROXY"''']
-[launch.env]
-BASE = "{{{{ base_url }}}}"
-KEY = "{{{{ api_key }}}}"
-TASK = "{{{{ instruction }}}}"
-"#,
-        asks.join(" ")
-    );
-    Arc::new(Installed {
-        profile: Profile::parse("asks", "asks", &text).unwrap_or_else(|error| panic!("{error}")),
-        digest: "0".repeat(64),
-        bundle: "/".into(),
-        node: String::new(),
-        python: String::new(),
-        mounts: Vec::new(),
-    })
+    let asks = asks.join(" ");
+    let script = format!(r#"{ASK} REACT > /dev/null; {asks} echo "proxy=$HTTPS_PROXY""#);
+    shell("asks", &script, "")
 }
 
 async fn run(world: &Loop, task: &Task, hosts: &[String]) -> Rollout {

@@ -16,8 +16,8 @@ use std::{
 };
 
 use async_trait::async_trait;
-use harness::{Installed, Profile};
-use real::{Loop, Teacher, jobs, line};
+use harness::Installed;
+use real::{Loop, Teacher, jobs, line, shell};
 use record::{Disposition, Fault, PolicyVersion, RolloutId};
 use rollout::{Capture, Captured, OpenSession, Session};
 use task::{Split, chores};
@@ -71,29 +71,7 @@ fn harness(name: &str, key: Option<&str>) -> Arc<Installed> {
             "0".repeat(32)
         ),
     };
-    let text = format!(
-        r#"
-name = "{name}"
-version = "1"
-dialect = "chat"
-[install]
-kind = "none"
-[launch]
-argv = ["bash", "-c", '''{tries}''']
-[launch.env]
-BASE = "{{{{ base_url }}}}"
-KEY = "{{{{ api_key }}}}"
-TASK = "{{{{ instruction }}}}"
-"#
-    );
-    Arc::new(Installed {
-        profile: Profile::parse(name, name, &text).unwrap_or_else(|error| panic!("{error}")),
-        digest: "0".repeat(64),
-        bundle: "/".into(),
-        node: String::new(),
-        python: String::new(),
-        mounts: Vec::new(),
-    })
+    shell(name, &tries, "")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

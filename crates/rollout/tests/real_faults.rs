@@ -12,8 +12,7 @@ mod real;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use engine::{EngineError, Hint, scripted::Script};
-use harness::{Installed, Profile};
-use real::{Loop, Teacher, jobs, line};
+use real::{Loop, Teacher, jobs, line, shell};
 use record::{Disposition, Message};
 use rollout::{Event, Job};
 use task::{Split, Task, chores};
@@ -40,44 +39,9 @@ impl Script for Breaking {
     }
 }
 
-const REACT: &str =
-    r#"/run/espalier/guest react --base-url "$BASE/v1" --api-key "$KEY" --model m -- "$TASK""#;
-
-/// A harness that is a shell script.
-fn shell(name: &str, script: &str, limits: &str) -> Arc<Installed> {
-    let script = script.replace("REACT", REACT);
-    let text = format!(
-        r#"
-name = "{name}"
-version = "1"
-dialect = "chat"
-[install]
-kind = "none"
-[launch]
-argv = ["bash", "-c", '''{script}''']
-[launch.env]
-BASE = "{{{{ base_url }}}}"
-KEY = "{{{{ api_key }}}}"
-TASK = "{{{{ instruction }}}}"
-[limits]
-{limits}
-[habits.exit_truncates]
-77 = "money"
-"#
-    );
-    let profile = Profile::parse(name, name, &text).unwrap_or_else(|error| panic!("{error}"));
-    Arc::new(Installed {
-        profile,
-        digest: "0".repeat(64),
-        bundle: "/".into(),
-        node: String::new(),
-        python: String::new(),
-        mounts: Vec::new(),
-    })
-}
-
 fn job(tasks: &[Task], name: &str, script: &str, limits: &str) -> Job {
-    jobs(tasks, &shell(name, script, limits), 1).remove(0)
+    let more = format!("[limits]\n{limits}\n[habits.exit_truncates]\n77 = \"money\"");
+    jobs(tasks, &shell(name, script, &more), 1).remove(0)
 }
 
 /// A chore that needs more than one step, so that things can break in between.

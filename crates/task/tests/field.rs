@@ -8,16 +8,17 @@
     reason = "helpers of tests are not in a test function"
 )]
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use support::{only, tree};
 
 use task::{
-    Contract, Format, McpTransport, Mix, Network, Payload, Requirement, Scale, Step, Task,
-    TaskError, load_dir, load_each,
+    Contract, Format, McpTransport, Mix, Network, Payload, Requirement, Scale, Step, TaskError,
+    load_dir, load_each,
 };
-use tempfile::{TempDir, tempdir};
+use tempfile::TempDir;
 
 fn shared(inner: &str) -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -28,23 +29,6 @@ fn shared(inner: &str) -> Option<PathBuf> {
         println!("skipped: the real tasks of {inner} are not there");
     }
     folder.ok()
-}
-
-/// A folder with these files.
-fn tree(files: &[(&str, &str)]) -> TempDir {
-    let folder = tempdir().unwrap();
-    for (path, text) in files {
-        let place = folder.path().join(path);
-        fs::create_dir_all(place.parent().unwrap()).unwrap();
-        fs::write(place, text).unwrap();
-    }
-    folder
-}
-
-fn only(folder: &Path) -> Task {
-    let mut tasks = load_dir(folder).unwrap();
-    assert_eq!(tasks.len(), 1);
-    tasks.remove(0)
 }
 
 fn complaint(folder: &TempDir, error: &TaskError) -> String {

@@ -2,27 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use std::{fs, path::Path};
+mod support;
 
-use task::{Task, load_dir};
-use tempfile::{TempDir, tempdir};
-
-/// A folder with these files.
-fn tree(files: &[(&str, &str)]) -> TempDir {
-    let folder = tempdir().unwrap();
-    for (path, text) in files {
-        let place = folder.path().join(path);
-        fs::create_dir_all(place.parent().unwrap()).unwrap();
-        fs::write(place, text).unwrap();
-    }
-    folder
-}
-
-fn only(folder: &Path) -> Task {
-    let mut tasks = load_dir(folder).unwrap();
-    assert_eq!(tasks.len(), 1);
-    tasks.remove(0)
-}
+use support::{only, tree};
+use task::load_dir;
 
 const MAIL: &[(&str, &str)] = &[
     (

@@ -238,3 +238,38 @@ pub fn line(rollout: &Rollout) -> String {
         }
     )
 }
+
+/// Our `react` in a shell script of a harness, where `REACT` stands in it.
+const REACT: &str =
+    r#"/run/espalier/guest react --base-url "$BASE/v1" --api-key "$KEY" --model m -- "$TASK""#;
+
+/// A harness that is a shell script, usually around `react`; `more` are further tables of its
+/// profile.
+pub fn shell(name: &str, script: &str, more: &str) -> Arc<Installed> {
+    let script = script.replace("REACT", REACT);
+    let text = format!(
+        r#"
+name = "{name}"
+version = "1"
+dialect = "chat"
+[install]
+kind = "none"
+[launch]
+argv = ["bash", "-c", '''{script}''']
+[launch.env]
+BASE = "{{{{ base_url }}}}"
+KEY = "{{{{ api_key }}}}"
+TASK = "{{{{ instruction }}}}"
+{more}
+"#
+    );
+    let profile = Profile::parse(name, name, &text).unwrap_or_else(|error| panic!("{error}"));
+    Arc::new(Installed {
+        profile,
+        digest: "0".repeat(64),
+        bundle: "/".into(),
+        node: String::new(),
+        python: String::new(),
+        mounts: Vec::new(),
+    })
+}

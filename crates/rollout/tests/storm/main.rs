@@ -20,48 +20,14 @@ use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
-    sync::Arc,
     time::{Instant, SystemTime},
 };
 
-use harness::{Installed, Profile};
 use ledger::Ledger;
 use orchestrator::{ORDERS, Orders, Report};
 use record::{Disposition, Fault, Rollout};
 use rustix::process::{Pid, Signal, kill_process};
 use sandbox::{LocalConfig, LocalProvider, SandboxError};
-
-const REACT: &str =
-    r#"/run/espalier/guest react --base-url "$BASE/v1" --api-key "$KEY" --model m -- "$TASK""#;
-
-/// A harness that is a shell script around `react`.
-fn shell(name: &str, script: &str) -> Arc<Installed> {
-    let script = script.replace("REACT", REACT);
-    let text = format!(
-        r#"
-name = "{name}"
-version = "1"
-dialect = "chat"
-[install]
-kind = "none"
-[launch]
-argv = ["bash", "-c", '''{script}''']
-[launch.env]
-BASE = "{{{{ base_url }}}}"
-KEY = "{{{{ api_key }}}}"
-TASK = "{{{{ instruction }}}}"
-"#
-    );
-    let profile = Profile::parse(name, name, &text).unwrap_or_else(|error| panic!("{error}"));
-    Arc::new(Installed {
-        profile,
-        digest: "0".repeat(64),
-        bundle: "/".into(),
-        node: String::new(),
-        python: String::new(),
-        mounts: Vec::new(),
-    })
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the orchestrator that the other tests here start and kill"]

@@ -34,8 +34,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     look, plan,
     plan::Fate,
-    real::{CONTEXT, workspace_root},
-    shell,
+    real::{CONTEXT, shell, workspace_root},
 };
 
 /// Variable that holds the [`Orders`].
@@ -361,7 +360,7 @@ pub(crate) async fn run(orders: Orders) -> Report {
         settings,
     };
     let nonce = format!("{:x}", orders.seed);
-    let jobs = plan::jobs(&nonce, &fates, |script| shell("s", script));
+    let jobs = plan::jobs(&nonce, &fates, |script| shell("s", script, ""));
 
     let (gateway, mut runner) = rooms.gateway().await;
     let newest = Arc::new(Newest(RwLock::new(Arc::clone(&runner.capture))));

@@ -1,7 +1,6 @@
 //! How containers end, whoever dies.
 
 use std::{
-    path::PathBuf,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -19,17 +18,6 @@ fn spec(image: &str) -> Spec {
         image: Some(image.to_owned()),
         ..Spec::default()
     }
-}
-
-fn hold_program() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let path = own.ancestors().nth(2).unwrap().join("examples/hold");
-    assert!(
-        path.exists(),
-        "{} is missing: cargo build --examples",
-        path.display()
-    );
-    path
 }
 
 async fn lifetime(kind: Kind) {
@@ -87,7 +75,7 @@ async fn lifetime(kind: Kind) {
 
     // The orchestrator is killed in the middle of everything.
     for wait_ms in [300, 900, 2500] {
-        let mut program = Command::new(hold_program())
+        let mut program = Command::new(crate::suite::hold_program())
             .arg("4")
             .env("ESPALIER_HOLD_DOCKER", &engine.host)
             .env("ESPALIER_HOLD_IMAGE", &image)

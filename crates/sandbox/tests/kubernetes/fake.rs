@@ -1,13 +1,13 @@
 //! The suite on a cluster that the test brings with it: a fake API server whose pods really run
 //! (crate `kubefake`). Needs root, `runc` and `busybox`, as the tests of the kind docker do.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::collections::BTreeMap;
 
 use kubefake::{Fake, Image, Settings};
-use sandbox::{KubernetesConfig, KubernetesProvider, PullPolicy};
+use sandbox::{KubernetesConfig, PullPolicy};
 use tempfile::TempDir;
 
-use crate::suite::{World, rootfs, run_all};
+use crate::{conformance, suite::rootfs};
 
 const IMAGE: &str = "espalier-test:1";
 /// Processes in one container, as a node's `podPidsLimit`.
@@ -56,18 +56,7 @@ async fn the_suite_of_all_kinds_on_a_fake_cluster() {
     let Some((fake, _folder)) = cluster(|_| {}).await else {
         return;
     };
-    let provider = KubernetesProvider::start(config(&fake))
-        .await
-        .expect("a cluster");
-    let world = World {
-        mounts: false,
-        patience: Duration::from_secs(170),
-        ..World::new(Arc::new(provider.clone()))
-    };
-    run_all(&world, 4).await;
-    drop(world);
-    println!("degraded modes: {:#?}", provider.degraded());
-    provider.close().await;
+    conformance(config(&fake), |_| {}).await;
     assert_eq!(fake.names("pods"), Vec::<(String, String)>::new());
     fake.end().await;
 }

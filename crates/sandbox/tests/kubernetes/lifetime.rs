@@ -1,7 +1,6 @@
 //! How pods end, whoever dies.
 
 use std::{
-    path::PathBuf,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -68,17 +67,6 @@ async fn until(what: &str, limit: Duration, is: impl AsyncFn() -> bool) {
     }
 }
 
-fn hold_program() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let path = own.ancestors().nth(2).unwrap().join("examples/hold");
-    assert!(
-        path.exists(),
-        "{} is missing: cargo build --examples",
-        path.display()
-    );
-    path
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_on_a_cluster() {
     let Some(config) = config() else { return };
@@ -135,7 +123,7 @@ async fn a_killed_orchestrator_leaves_nothing_that_runs() {
     let Some(config) = config() else { return };
     let (pod_api, leases) = look(&config).await;
     let before = runs(&leases).await;
-    let mut program = Command::new(hold_program())
+    let mut program = Command::new(crate::suite::hold_program())
         .arg("3")
         .env(
             "ESPALIER_HOLD_KUBECONFIG",

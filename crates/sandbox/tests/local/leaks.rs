@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeSet,
-    path::PathBuf,
     process::{Command, Stdio},
     time::{Duration, SystemTime},
 };
@@ -103,17 +102,6 @@ fn next(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn hold_program() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let path = own.ancestors().nth(2).unwrap().join("examples/hold");
-    assert!(
-        path.exists(),
-        "{} is missing: cargo build --examples",
-        path.display()
-    );
-    path
-}
-
 fn kill_rounds(rounds: u32) {
     let seed = std::env::var("ESPALIER_SEED")
         .ok()
@@ -132,7 +120,7 @@ fn kill_rounds(rounds: u32) {
         let count = 1 + next(&mut state) % 8;
         // Early moments find the warden half-made, late ones everything running.
         let wait = Duration::from_micros(next(&mut state) % 500_000);
-        let mut program = Command::new(hold_program())
+        let mut program = Command::new(crate::suite::hold_program())
             .arg(count.to_string())
             .stdout(Stdio::null())
             .spawn()

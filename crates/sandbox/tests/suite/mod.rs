@@ -249,3 +249,15 @@ pub(crate) fn private_folder() -> (tempfile::TempDir, PathBuf) {
     std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
     (folder, tool)
 }
+
+/// The example that makes sandboxes and waits to be killed.
+pub(crate) fn hold_program() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let path = own.ancestors().nth(2).unwrap().join("examples/hold");
+    assert!(
+        path.exists(),
+        "{} is missing: cargo build --examples",
+        path.display()
+    );
+    path
+}

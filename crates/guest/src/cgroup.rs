@@ -249,6 +249,7 @@ impl Places {
             cpu: say(&self.cpu, "none"),
             tracking: self.tracking.is_some(),
             host_uid,
+            users: 1,
             degraded: self.refused.iter().map(degraded).collect(),
         }
     }

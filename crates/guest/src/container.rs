@@ -2,8 +2,9 @@
 //! for a local sandbox, the engine did here; what is left is to give the folders to the sandbox's
 //! user, to become that user, and to serve.
 //!
-//! Started as root it needs CAP_CHOWN, CAP_SETUID and CAP_SETGID and keeps none. Started as the
-//! sandbox's user it finds the folders made.
+//! Started as root it needs CAP_CHOWN, CAP_SETUID and CAP_SETGID; `privileges` says what it keeps
+//! for programs of other users. Started as the sandbox's user it finds the folders made, and
+//! programs run as nobody else.
 //!
 //! `guest relay SOCKET` connects standard input and output with that PID 1, for orchestrators that
 //! can start a process in the container but not reach its first one.
@@ -33,8 +34,9 @@ use rustix::{
 
 use crate::{
     init::{self, Control, Ends, WayOut},
+    privileges,
     protocol::{ContainerPlan, Hello, UID, VERSION},
-    setup,
+    setup, user,
 };
 
 /// Folders that everybody may write to in most images, and that no limit covers.
@@ -75,9 +77,9 @@ fn serve(plan: &ContainerPlan) -> Result<i32, String> {
     if rustix::process::geteuid().is_root() {
         give_folders(plan)?;
         name_user(plan).map_err(say("/etc/passwd"))?;
-        setup::become_plain_user().map_err(|e| e.to_string())?;
+        privileges::become_plain_user().map_err(|e| e.to_string())?;
     } else {
-        setup::drop_privileges().map_err(|e| e.to_string())?;
+        privileges::drop_privileges().map_err(|e| e.to_string())?;
     }
     let control = match control {
         Some(listener) => accept(&listener, Duration::from_secs(plan.heartbeat_s))?,
@@ -154,31 +156,17 @@ fn give_folders(plan: &ContainerPlan) -> Result<(), String> {
 /// Gives the user a name and a HOME, if the image knows none with its number.
 fn name_user(plan: &ContainerPlan) -> io::Result<()> {
     let add = |file: &str, line: String| {
-        let text = match fs::read_to_string(file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(error),
-        };
-        let known = text
-            .lines()
-            .any(|l| l.split(':').nth(2) == Some(&UID.to_string()));
-        if known {
+        let text = user::read_list(Path::new(file), user::LIST_BYTES_MAX)?.unwrap_or_default();
+        let new = user::with_number(&text, UID, &line);
+        if new == text {
             return Ok(());
         }
-        let separator = if text.is_empty() || text.ends_with('\n') {
-            ""
-        } else {
-            "\n"
-        };
-        fs::write(file, format!("{text}{separator}{line}\n"))
+        fs::write(file, new)
     };
     fs::create_dir_all("/etc")?;
     let home = plan.home.display();
-    add(
-        "/etc/passwd",
-        format!("agent:x:{UID}:{UID}::{home}:/bin/sh"),
-    )?;
-    add("/etc/group", format!("agent:x:{UID}:"))
+    add(user::PASSWD, format!("agent:x:{UID}:{UID}::{home}:/bin/sh"))?;
+    add(user::GROUP, format!("agent:x:{UID}:"))
 }
 
 /// Connects standard input and output with PID 1; ends with either.

@@ -15,6 +15,7 @@ use rustix::{
 use crate::{
     archive,
     protocol::{InstallPlan, UID},
+    user,
 };
 
 /// Files, folders and links of an image in one folder.
@@ -44,32 +45,15 @@ fn install(plan: &InstallPlan) -> Result<(), String> {
     let user = format!("agent:x:{UID}:{UID}::{}:/bin/sh", plan.home.display());
     for (name, line) in [("passwd", user), ("group", format!("agent:x:{UID}:"))] {
         let old = Path::new("/etc").join(name);
-        let text = match fs::read_to_string(&old) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(format!("{}: {error}", old.display())),
-        };
+        let text = user::read_list(&old, user::LIST_BYTES_MAX).map_err(|e| e.to_string())?;
         let new = plan.users.join(name);
-        fs::write(&new, with_number(&text, &line))
-            .map_err(|e| format!("{}: {e}", new.display()))?;
+        fs::write(
+            &new,
+            user::with_number(&text.unwrap_or_default(), UID, &line),
+        )
+        .map_err(|e| format!("{}: {e}", new.display()))?;
     }
     Ok(())
-}
-
-/// The list with a line for the sandbox's user, unless it knows his number.
-fn with_number(text: &str, line: &str) -> String {
-    let known = text
-        .lines()
-        .any(|l| l.split(':').nth(2) == Some(&UID.to_string()));
-    if known {
-        return text.to_owned();
-    }
-    let separator = if text.is_empty() || text.ends_with('\n') {
-        ""
-    } else {
-        "\n"
-    };
-    format!("{text}{separator}{line}\n")
 }
 
 /// Copies what is below `from`, if that is a folder, and gives all of `into` to the sandbox's user.
@@ -126,18 +110,6 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-
-    #[test]
-    fn a_user_is_added_once() {
-        let line = "agent:x:1000:1000::/home/agent:/bin/sh";
-        assert_eq!(with_number("", line), format!("{line}\n"));
-        assert_eq!(
-            with_number("root:x:0:0:root:/root:/bin/sh", line),
-            format!("root:x:0:0:root:/root:/bin/sh\n{line}\n")
-        );
-        let known = "node:x:1000:1000::/home/node:/bin/bash\n";
-        assert_eq!(with_number(known, line), known);
-    }
 
     #[test]
     fn a_folder_of_an_image_arrives_whole() {

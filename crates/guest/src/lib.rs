@@ -7,6 +7,7 @@
 //! * [`archive`]: folders as tar streams.
 //! * [`react`]: our own small harness: Chat Completions and four tools.
 //! * [`mcp`]: tools by the Model Context Protocol, from both ends.
+//! * [`user`]: who a program runs as, from a sandbox's own lists of users and groups.
 //! * [`probe`]: tries what this machine allows, for `doctor`.
 //! * [`reach`]: tries to get out, for probes of a network policy.
 //! * [`protocol`]: what they say to the host; with the transport-free part of [`mcp`], the only
@@ -21,9 +22,11 @@ mod cgroup;
 pub mod checks;
 pub mod container;
 mod http;
+mod ids;
 mod init;
 pub mod install;
 pub mod mcp;
+mod privileges;
 pub mod probe;
 pub mod protocol;
 pub mod reach;
@@ -33,4 +36,7 @@ mod seccomp;
 mod setup;
 mod stage;
 mod sys;
+pub mod user;
 pub mod warden;
+
+pub use privileges::CAPABILITIES;

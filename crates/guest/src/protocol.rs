@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Version of both protocols; said in [`Hello`] and [`FromWarden::Ready`].
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Most bytes of a frame's body.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 /// Bulk data goes in chunks of this many bytes.
@@ -33,13 +33,16 @@ pub fn forward_path(index: usize) -> String {
         format!("/run/espalier/forward-{index}.sock")
     }
 }
-/// The only user and group in a sandbox.
+/// The sandbox's own user and group, who everything runs as unless a request says otherwise.
 pub const UID: u32 = 1000;
 /// Bytes of a streamed output, and of each direction of a tunnelled connection, that may be on
 /// their way before the receiver says that it took some.
 pub const WINDOW_BYTES: usize = 256 << 10;
 /// Processes that may run at the same time in one sandbox through `exec`.
 pub const EXECS_MAX: usize = 256;
+
+/// The degraded mode in which a sandbox has its own user alone.
+pub const ONE_USER: &str = "one-user";
 
 const HEADER_BYTES: usize = 4 + 1 + 4;
 
@@ -108,10 +111,13 @@ pub enum Kind {
     TunnelCredit = 80,
     /// From init: the process took so many bytes of an open standard input; body is `u32 LE`.
     StdinCredit = 81,
+    /// From init: the program was not started, because it cannot run as the user that was asked
+    /// for; body is [`UserFailure`].
+    UserFailed = 82,
 }
 
 impl Kind {
-    const ALL: [Self; 29] = [
+    const ALL: [Self; 30] = [
         Self::Exec,
         Self::Stdin,
         Self::Run,
@@ -141,6 +147,7 @@ impl Kind {
         Self::TunnelClose,
         Self::TunnelCredit,
         Self::StdinCredit,
+        Self::UserFailed,
     ];
 
     fn from_byte(byte: u8) -> Option<Self> {
@@ -342,6 +349,29 @@ pub struct ExecRequest {
     /// [`Kind::StdinCredit`] adds, and ends with [`Kind::StdinEnd`].
     #[serde(default)]
     pub stream: bool,
+    /// Who it runs as, `USER[:GROUP]`, looked up in the lists of the sandbox; the sandbox's own
+    /// user when `None`. HOME, USER and LOGNAME are set by it where `env` has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+}
+
+/// Why a program cannot run as a user.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserFailure {
+    /// What kind of no.
+    pub cause: UserCause,
+    /// In words.
+    pub reason: String,
+}
+
+/// What kind of no a user met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UserCause {
+    /// The sandbox knows no such user or group.
+    Unknown,
+    /// The sandbox cannot run anything as him.
+    Refused,
 }
 
 /// How a process ended.
@@ -511,6 +541,9 @@ pub struct Capabilities {
     pub tracking: bool,
     /// The host's user that sandboxes run as.
     pub host_uid: u32,
+    /// How many numbers of users a sandbox has: 1 is its own user alone.
+    #[serde(default)]
+    pub users: u32,
     /// What is missing and what that costs, one line each.
     pub degraded: Vec<Degraded>,
 }

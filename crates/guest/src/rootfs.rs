@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::stage::{attach, clone_read_only, clone_tree};
+use crate::stage::{attach, clone_image, clone_tree};
 
 /// Never taken from an image: a sandbox has its own.
 const OWN: [&str; 5] = ["proc", "dev", "run", "sys", "tmp"];
@@ -33,8 +33,12 @@ pub(crate) struct Rootfs {
 }
 
 impl Rootfs {
-    /// Opens what a sandbox will see.
-    pub(crate) fn open(folder: &Path, writable: [&Path; 2]) -> Result<Self, String> {
+    /// Opens what a sandbox will see; `users` are those that the owners of files are.
+    pub(crate) fn open(
+        folder: &Path,
+        writable: [&Path; 2],
+        users: Option<&OwnedFd>,
+    ) -> Result<Self, String> {
         let say = |error: io::Error| format!("root file system {}: {error}", folder.display());
         let mut tops = Vec::new();
         for entry in fs::read_dir(folder).map_err(say)? {
@@ -50,7 +54,7 @@ impl Rootfs {
                 let target = fs::read_link(entry.path()).map_err(say)?;
                 tops.push(Top::Link(name, target));
             } else if kind.is_dir() {
-                let tree = clone_read_only(&entry.path()).map_err(say)?;
+                let tree = clone_image(&entry.path(), users).map_err(say)?;
                 let top = Path::new("/").join(&name);
                 let holds = writable.iter().any(|path| path.starts_with(&top));
                 if !holds || SYSTEM.contains(&name.as_str()) {

@@ -16,17 +16,17 @@ use rustix::{
         fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change,
     },
     net::{AddressFamily, SocketType},
-    process::{DumpableBehavior, Resource, Rlimit, Signal},
-    thread::{CapabilitySet, CapabilitySets, Gid, Uid},
+    process::{Resource, Rlimit, Signal},
+    thread::{Gid, Uid},
 };
 
 use crate::{
     checks::{check_limits, check_path, check_ports},
+    privileges::drop_privileges,
     protocol::{Plan, UID, forward_path},
     rootfs::{Rootfs, writable_folder},
-    seccomp,
     stage::{Stage, attach, clone_read_only, clone_tree},
-    sys,
+    sys, user,
 };
 
 /// Which step failed, and why.
@@ -43,7 +43,7 @@ impl std::fmt::Display for SetupError {
 }
 
 /// Names the step of a failure.
-trait Step<T> {
+pub(crate) trait Step<T> {
     fn step(self, step: &str) -> Result<T, SetupError>;
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), String> {
 
 /// Makes this process PID 1 of a finished sandbox. Gives the forwarder's listeners.
 pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Vec<TcpListener>, SetupError> {
-    become_user(prepared.stage.privileged)?;
+    become_user(prepared.stage.ids.several())?;
     let _ = rustix::process::setsid();
     sys::new_session_keyring();
     rustix::system::sethostname(b"sandbox").step("sethostname")?;
@@ -109,10 +109,10 @@ pub(crate) fn run(prepared: &Prepared<'_>) -> Result<Vec<TcpListener>, SetupErro
     Ok(listeners)
 }
 
-fn become_user(privileged: bool) -> Result<(), SetupError> {
+fn become_user(groups_too: bool) -> Result<(), SetupError> {
     let (uid, gid) = (Uid::from_raw(UID), Gid::from_raw(UID));
-    if privileged {
-        // An ordinary user may not change groups here; they stay as they are.
+    if groups_too {
+        // An ordinary user with one number may not change groups here; they stay as they are.
         rustix::thread::set_thread_groups(&[]).step("setgroups")?;
     }
     let _ = rustix::thread::set_keep_capabilities(true);
@@ -219,20 +219,7 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
         writable_folder(&within(root, folder), &spare, image.as_deref())
             .step(&folder.to_string_lossy())?;
     }
-    let passwd = root.join("run/espalier/passwd");
-    let home = plan.home.display();
-    fs::write(
-        &passwd,
-        format!("agent:x:1000:1000::{home}:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"),
-    )
-    .step("/etc/passwd")?;
-    let tree = clone_read_only(&passwd).step("/etc/passwd")?;
-    // An image without one has no place for it.
-    if root.join("etc/passwd").exists() {
-        attach(&tree, &root.join("etc/passwd")).step("/etc/passwd")?;
-    }
-    // Through its own name it could be written.
-    fs::remove_file(&passwd).step("/etc/passwd")?;
+    name_users(prepared, root)?;
 
     for (tree, (source, target)) in prepared.mounts.iter().zip(&plan.mounts) {
         let step = format!("mounting {} at {}", source.display(), target.display());
@@ -241,6 +228,36 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
     for (index, tree) in prepared.forwards.iter().enumerate() {
         let path = forward_path(index);
         attach_any(tree, &within(root, Path::new(&path))).step(&path)?;
+    }
+    Ok(())
+}
+
+/// Puts the sandbox's user into the lists of users and groups, and makes root's HOME.
+fn name_users(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
+    let home = prepared.plan.home.display();
+    let agent = format!("agent:x:{UID}:{UID}::{home}:/bin/sh");
+    for (path, line) in [
+        (user::PASSWD, agent),
+        (user::GROUP, format!("agent:x:{UID}:")),
+    ] {
+        let target = within(root, Path::new(path));
+        // An image without one has no place for it.
+        let Some(text) = user::read_list(&target, user::LIST_BYTES_MAX).step(path)? else {
+            continue;
+        };
+        let spare = root.join("run/espalier/list");
+        fs::write(&spare, user::with_number(&text, UID, &line)).step(path)?;
+        let tree = clone_read_only(&spare).step(path)?;
+        attach(&tree, &target).step(path)?;
+        // Through its own name it could be written.
+        fs::remove_file(&spare).step(path)?;
+    }
+    if prepared.rootfs.is_none() && prepared.stage.ids.several() {
+        let folder = within(root, Path::new("/root"));
+        let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
+        fs::create_dir_all(&folder).step("/root")?;
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).step("/root")?;
+        rustix::fs::chown(&folder, Some(uid), Some(gid)).step("/root")?;
     }
     Ok(())
 }
@@ -307,39 +324,6 @@ fn limits(prepared: &Prepared<'_>) -> Result<(), SetupError> {
         limit(Resource::Nproc, u64::from(prepared.plan.pids)).step("RLIMIT_NPROC")?;
     }
     Ok(())
-}
-
-/// From root to the sandbox's user, for good; the file system is somebody else's work.
-pub(crate) fn become_plain_user() -> Result<(), SetupError> {
-    let (uid, gid) = (Uid::from_raw(UID), Gid::from_raw(UID));
-    rustix::thread::set_thread_groups(&[]).step("setgroups")?;
-    rustix::thread::set_thread_res_gid(gid, gid, gid).step("setresgid")?;
-    rustix::thread::set_thread_res_uid(uid, uid, uid).step("setresuid")?;
-    drop_privileges()
-}
-
-/// Leaves no capability, no way to get one, and no way to look into this process.
-pub(crate) fn drop_privileges() -> Result<(), SetupError> {
-    let _ = rustix::process::umask(rustix::fs::Mode::WGRP | rustix::fs::Mode::WOTH);
-    for bit in 0..64_u32 {
-        let capability = CapabilitySet::from_bits_retain(1 << bit);
-        // The kernel ends the list with EINVAL.
-        if rustix::thread::remove_capability_from_bounding_set(capability).is_err() {
-            break;
-        }
-    }
-    let _ = rustix::thread::clear_ambient_capability_set();
-    let none = CapabilitySet::empty();
-    let sets = CapabilitySets {
-        effective: none,
-        permitted: none,
-        inheritable: none,
-    };
-    rustix::thread::set_capabilities(None, sets).step("capset")?;
-    rustix::thread::set_no_new_privs(true).step("no_new_privs")?;
-    seccomp::install().step("the filter of system calls")?;
-    // PID 1 holds the control stream: nobody in here may look into it.
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).step("PR_SET_DUMPABLE")
 }
 
 /// Points the standard streams at /dev/null.

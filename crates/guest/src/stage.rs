@@ -20,7 +20,7 @@ use rustix::{
     thread::CapabilitySet,
 };
 
-use crate::sys;
+use crate::{ids::Ids, sys};
 
 /// Attributes of every mount that a sandbox shares with the host.
 pub(crate) const READ_ONLY: u64 =
@@ -57,8 +57,10 @@ pub(crate) struct Stage {
     system: Vec<&'static str>,
     /// Whether the warden has real root's power over mounts.
     pub(crate) privileged: bool,
-    pub(crate) host_uid: u32,
-    pub(crate) host_gid: u32,
+    /// Who the users of sandboxes are on the host.
+    pub(crate) ids: Ids,
+    /// A user namespace with these users, for the owners of an image's files.
+    pub(crate) users: Option<OwnedFd>,
 }
 
 const USER_NAMESPACE_HINT: &str = "allow user namespaces (sysctl user.max_user_namespaces, \
@@ -81,12 +83,14 @@ impl Stage {
                 hint: "run as an ordinary user, or grant CAP_SYS_ADMIN".to_owned(),
             });
         }
-        if !privileged {
-            own_user_namespace(uid, gid).map_err(|e| Refusal {
+        let ids = if privileged {
+            Ids::of_root(NOBODY)
+        } else {
+            Ids::of_ordinary(uid, gid).map_err(|e| Refusal {
                 what: format!("making a user namespace: {e}"),
                 hint: USER_NAMESPACE_HINT.to_owned(),
-            })?;
-        }
+            })?
+        };
         try_namespaces()?;
         let folder = PLACES
             .iter()
@@ -100,9 +104,12 @@ impl Stage {
             folder: folder.to_owned(),
             system: Vec::new(),
             privileged,
-            host_uid: if privileged { NOBODY } else { uid },
-            host_gid: if privileged { NOBODY } else { gid },
+            users: None,
+            ids,
         };
+        if privileged && stage.ids.several() {
+            stage.users = stage.ids.namespace().ok();
+        }
         stage.fill().map_err(|e| Refusal {
             what: format!("preparing the shared read-only mounts: {e}"),
             hint: MOUNT_HINT.to_owned(),
@@ -160,13 +167,6 @@ impl Stage {
         fs::set_permissions(&guest, fs::Permissions::from_mode(0o755))?;
         attach(&clone_read_only(&guest)?, &guest)
     }
-}
-
-fn own_user_namespace(uid: u32, gid: u32) -> io::Result<()> {
-    sys::unshare(libc::CLONE_NEWUSER)?;
-    fs::write("/proc/self/setgroups", "deny")?;
-    fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
-    fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
 }
 
 /// The namespaces of a sandbox.
@@ -233,9 +233,23 @@ pub(crate) fn clone_tree(path: &Path) -> io::Result<OwnedFd> {
 /// A detached read-only copy of the mount tree at `path`.
 pub(crate) fn clone_read_only(path: &Path) -> io::Result<OwnedFd> {
     let tree = clone_tree(path)?;
-    sys::add_mount_attributes(tree.as_fd(), READ_ONLY, true)
-        .map_err(|e| io::Error::new(e.kind(), format!("mount_setattr {}: {e}", path.display())))?;
+    read_only(&tree, path, None)?;
     Ok(tree)
+}
+
+/// The same of a folder of an image, whose owners are users of the sandbox: where they cannot be
+/// (the file system does not know how, or we are an ordinary user), they are nobody in there.
+pub(crate) fn clone_image(path: &Path, users: Option<&OwnedFd>) -> io::Result<OwnedFd> {
+    let tree = clone_tree(path)?;
+    if users.is_none() || read_only(&tree, path, users).is_err() {
+        read_only(&tree, path, None)?;
+    }
+    Ok(tree)
+}
+
+fn read_only(tree: &OwnedFd, path: &Path, users: Option<&OwnedFd>) -> io::Result<()> {
+    sys::add_mount_attributes(tree.as_fd(), READ_ONLY, true, users.map(AsFd::as_fd))
+        .map_err(|e| io::Error::new(e.kind(), format!("mount_setattr {}: {e}", path.display())))
 }
 
 /// Attaches a detached mount.
@@ -252,10 +266,13 @@ pub(crate) fn attach(tree: &OwnedFd, target: &Path) -> io::Result<()> {
 
 fn fill_etc(etc: &Path) -> io::Result<()> {
     fs::create_dir_all(etc)?;
-    // `passwd` is replaced in every sandbox by one that names its HOME.
+    // Every sandbox adds its own user to both lists, with the HOME that it has there.
     let files = [
-        ("passwd", ""),
-        ("group", "agent:x:1000:\nnogroup:x:65534:\n"),
+        (
+            "passwd",
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
+        ),
+        ("group", "root:x:0:\nnogroup:x:65534:\n"),
         ("hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
         ("hostname", "sandbox\n"),
         (

@@ -165,17 +165,20 @@ pub(crate) fn close_all_but(keep: &[RawFd]) {
     unsafe { libc::syscall(libc::SYS_close_range, next, u32::MAX, 0) };
 }
 
-/// Adds mount attributes (`MOUNT_ATTR_*`) to a mount, and to all below it when `recursive`.
+/// Adds mount attributes (`MOUNT_ATTR_*`) to a mount, and to all below it when `recursive`. With
+/// the users of a namespace, files belong to those that their owners' numbers are in there.
 pub(crate) fn add_mount_attributes(
     tree: BorrowedFd<'_>,
     attributes: u64,
     recursive: bool,
+    users: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
+    let mapped = users.map_or(0, |_| libc::MOUNT_ATTR_IDMAP);
     let attr = libc::mount_attr {
-        attr_set: attributes,
+        attr_set: attributes | mapped,
         attr_clr: 0,
         propagation: 0,
-        userns_fd: 0,
+        userns_fd: users.map_or(0, |users| u64::from(users.as_raw_fd().cast_unsigned())),
     };
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is empty and null-terminated; `attr` outlives the call.

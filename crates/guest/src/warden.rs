@@ -30,7 +30,8 @@ use crate::{
     cgroup::{Group, GroupLimits, Places, own_prefix},
     init,
     protocol::{
-        Capabilities, Frame, FromWarden, Hello, Kind, PACKET_BYTES_MAX, Plan, ToWarden, VERSION,
+        Capabilities, Degraded, Frame, FromWarden, Hello, Kind, ONE_USER, PACKET_BYTES_MAX, Plan,
+        ToWarden, VERSION,
     },
     rootfs::Rootfs,
     setup::{self, Prepared, check_plan},
@@ -141,7 +142,18 @@ impl Warden {
     }
 
     pub(crate) fn capabilities(&self) -> Capabilities {
-        self.places.capabilities(self.stage.host_uid)
+        let ids = &self.stage.ids;
+        let mut capabilities = self.places.capabilities(ids.uid);
+        capabilities.users = ids.count();
+        if let Some(reason) = ids.why_one() {
+            capabilities.degraded.push(Degraded {
+                name: ONE_USER.to_owned(),
+                found: reason.to_owned(),
+                costs: "programs run as the sandbox's own user only; as another they are refused"
+                    .to_owned(),
+            });
+        }
+        capabilities
     }
 
     fn serve(&mut self, host: BorrowedFd<'_>) -> io::Result<()> {
@@ -250,7 +262,10 @@ impl Warden {
             .map(|(_, path)| open_socket(path, self.stage.privileged))
             .collect::<Result<Vec<_>, _>>()?;
         let rootfs = match &plan.rootfs {
-            Some(folder) => Some(Rootfs::open(folder, [&plan.workspace, &plan.home])?),
+            Some(folder) => {
+                let writable = [plan.workspace.as_path(), &plan.home];
+                Some(Rootfs::open(folder, writable, self.stage.users.as_ref())?)
+            }
             None => None,
         };
         let limits = GroupLimits {
@@ -334,18 +349,15 @@ impl Warden {
         }
     }
 
-    /// Maps the user and puts the process into its groups, before it does anything.
+    /// Maps the users and puts the process into its groups, before it does anything.
     fn admit(&self, pid: Pid, group: &Group, in_v2: bool) -> io::Result<()> {
         let pid = pid.as_raw_nonzero().get();
-        let map = |file: &str, host: u32| {
-            fs::write(
-                format!("/proc/{pid}/{file}"),
-                format!("{} {host} 1", crate::protocol::UID),
-            )
-            .map_err(|e| io::Error::new(e.kind(), format!("{file}: {e}")))
+        let map = |file: &str, numbers: String| {
+            fs::write(format!("/proc/{pid}/{file}"), numbers)
+                .map_err(|e| io::Error::new(e.kind(), format!("{file}: {e}")))
         };
-        map("uid_map", self.stage.host_uid)?;
-        map("gid_map", self.stage.host_gid)?;
+        map("uid_map", self.stage.ids.users())?;
+        map("gid_map", self.stage.ids.groups())?;
         group.add(pid, in_v2)
     }
 

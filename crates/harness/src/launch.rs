@@ -156,6 +156,7 @@ impl Installed {
                 output_bytes_max: profile.output_bytes_max,
                 // The verifier must find a workspace that nobody changes any more.
                 end_background: true,
+                user: None,
             },
             mounts: self.mounts.clone(),
         })

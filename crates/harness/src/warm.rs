@@ -121,6 +121,7 @@ async fn run(
             timeout: Duration::from_secs(RUN_S),
             output_bytes_max: 4096,
             end_background: true,
+            user: None,
         })
         .await?;
     if output.exit != Exit::Code(0) {

@@ -74,6 +74,7 @@ async fn check(sandbox: &dyn Sandbox, arguments: &[&str]) -> Value {
             timeout: Duration::from_secs(240),
             output_bytes_max: 1 << 20,
             end_background: true,
+            user: None,
         })
         .await
         .unwrap();

@@ -156,6 +156,7 @@ async fn main() -> Result<(), SandboxError> {
             timeout: Duration::from_secs(10),
             output_bytes_max: 1 << 10,
             end_background: false,
+            user: None,
         };
         let meter = Meter::start(warden.clone());
         for _ in 0..count {

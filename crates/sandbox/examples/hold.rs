@@ -35,6 +35,7 @@ async fn work(sandbox: &dyn Sandbox, seconds: u32) -> Result<(), SandboxError> {
         timeout: Duration::from_secs(100),
         output_bytes_max: 1 << 10,
         end_background: false,
+        user: None,
     };
     sandbox.exec(exec).await.map(drop)
 }

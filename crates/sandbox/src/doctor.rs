@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use guest::probe::Report;
+use guest::{probe::Report, protocol::ONE_USER};
 use serde::{Deserialize, Serialize};
 
 use crate::guest_binary::GuestBinary;
@@ -153,6 +153,20 @@ fn from_report(report: &Report) -> Vec<Check> {
                 degraded.found.clone(),
                 &degraded.costs,
                 "mount cgroup2 where this user may make groups",
+            ),
+        });
+        let one_user = capabilities.degraded.iter().find(|d| d.name == ONE_USER);
+        checks.push(match one_user {
+            None => good(
+                "users in a sandbox",
+                format!("{} numbers", capabilities.users),
+            ),
+            Some(degraded) => bad(
+                "users in a sandbox",
+                degraded.found.clone(),
+                &degraded.costs,
+                "run as root; or install newuidmap and newgidmap (package uidmap) and give this user \
+                 ranges: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 NAME",
             ),
         });
         checks.push(good(

@@ -8,7 +8,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use guest::protocol::{ExecRequest, GUEST_PATH};
+use guest::protocol::{ExecRequest, GUEST_PATH, UserCause, UserFailure};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     sync::{mpsc, oneshot},
@@ -60,6 +60,11 @@ pub(crate) trait Shell: Send + Sync + std::fmt::Debug + 'static {
     /// What it was made of.
     fn image(&self) -> Image;
 
+    /// What to do where programs cannot run as other users than the sandbox's own.
+    fn users_hint(&self) -> String {
+        "leave `user` out, or use another kind of sandbox".to_owned()
+    }
+
     /// Ends it; returns when nothing is left.
     async fn destroy(self: Box<Self>);
 }
@@ -70,7 +75,11 @@ pub(crate) struct Inhabited {
     name: String,
     workspace: PathBuf,
     home: PathBuf,
+    /// The image that its spec names.
+    image: Option<String>,
     env: BTreeMap<String, String>,
+    /// Whether the spec itself says what HOME is.
+    home_said: bool,
     // Before `shell`: closing the stream and destroying what is around go in this order.
     stream: Stream,
     shell: Box<dyn Shell>,
@@ -88,6 +97,8 @@ impl Inhabited {
             name: spec.name,
             workspace: spec.workspace,
             home: spec.home,
+            image: spec.image,
+            home_said: spec.env.contains_key("HOME"),
             env: spec.env,
             stream,
             shell,
@@ -163,7 +174,14 @@ impl Inhabited {
             let reason = format!("{}: the path is not UTF-8", cwd.display());
             self.not_runnable(&exec.argv, reason)
         })?;
+        if let Some(user) = &exec.user {
+            guest::user::check(user).map_err(|reason| self.no_such_user(user, reason))?;
+        }
         let mut env = self.env.clone();
+        if exec.user.is_some() && !self.home_said {
+            // Ours is that of the sandbox's own user; the guest knows the other's.
+            env.remove("HOME");
+        }
         env.extend(exec.env.clone());
         Ok(ExecRequest {
             argv: exec.argv.clone(),
@@ -173,12 +191,38 @@ impl Inhabited {
             output_bytes_max: exec.output_bytes_max as u64,
             end_background: exec.end_background,
             stream,
+            user: exec.user.clone(),
         })
+    }
+
+    fn no_such_user(&self, user: &str, reason: String) -> SandboxError {
+        let image = self.image.clone().unwrap_or_else(|| {
+            let Image { kind, digest } = self.shell.image();
+            format!("of kind {kind} {digest}")
+        });
+        SandboxError::NoSuchUser {
+            name: self.name.clone(),
+            user: user.to_owned(),
+            image,
+            reason,
+        }
+    }
+
+    fn not_as(&self, user: &str, UserFailure { cause, reason }: UserFailure) -> SandboxError {
+        match cause {
+            UserCause::Unknown => self.no_such_user(user, reason),
+            UserCause::Refused => SandboxError::CannotSwitchUser {
+                name: self.name.clone(),
+                user: user.to_owned(),
+                reason,
+                hint: self.shell.users_hint(),
+            },
+        }
     }
 
     async fn output(
         &self,
-        argv: &[String],
+        exec: &Exec,
         memory_kills: u64,
         answer: Result<Answer, Broken>,
     ) -> Result<Output, SandboxError> {
@@ -199,7 +243,10 @@ impl Inhabited {
                 out_of_memory: exited.memory_kills > 0 || self.shell.memory_kills() > memory_kills,
                 seconds: exited.seconds,
             }),
-            Ok(Answer::NotRunnable(reason)) => Err(self.not_runnable(argv, reason)),
+            Ok(Answer::NotRunnable(reason)) => Err(self.not_runnable(&exec.argv, reason)),
+            Ok(Answer::NotAs(failure)) => {
+                Err(self.not_as(exec.user.as_deref().unwrap_or_default(), failure))
+            }
             Ok(other) => Err(self.unexpected(other).await),
             Err(broken) => Err(self.gone(broken).await),
         }
@@ -219,6 +266,7 @@ impl Inhabited {
             timeout,
             output_bytes_max: REASON_BYTES_MAX,
             end_background: true,
+            user: None,
         }
     }
 
@@ -257,7 +305,7 @@ impl Sandbox for Inhabited {
         let request = self.request(&exec, false)?;
         let memory_kills = self.shell.memory_kills();
         let answer = self.stream.exec(&request, &exec.stdin).await;
-        self.output(&exec.argv, memory_kills, answer).await
+        self.output(&exec, memory_kills, answer).await
     }
 
     async fn exec_streaming(
@@ -274,7 +322,7 @@ impl Sandbox for Inhabited {
             .await;
         // Whoever takes the output sees its end before he hears how the process ended.
         drop(chunks);
-        self.output(&exec.argv, memory_kills, answer).await
+        self.output(&exec, memory_kills, answer).await
     }
 
     async fn upload_tar(

@@ -23,13 +23,17 @@
 //!   of the host; the only traces outside of processes are control groups, which the warden
 //!   removes, or the next warden if it was killed.
 //! * Dropping any future of [`Provider`] and [`Sandbox`] undoes what it began.
+//! * A program runs as the user whom its [`Exec::user`] names, or not at all. Where a set-up has one
+//!   user only (local for an ordinary user without a range in `/etc/subuid`, pods that are
+//!   `restricted`), any other is [`SandboxError::CannotSwitchUser`].
 //! * No operation waits longer than the sandbox's deadline and 5 s; making one takes 30 s at most.
 //!
 //! Limits: [`LocalConfig::sandboxes_max`] sandboxes (more: [`SandboxError::Create`]), 256 `exec`s
 //! at a time in each (more: [`SandboxError::NotRunnable`]), 1 MiB of arguments and environment,
 //! 4 MiB on their way to a sandbox (senders wait), 256 KiB of a streamed output or of a tunnelled
 //! connection each way (senders wait), `output_bytes_max` of each output (the middle
-//! is dropped and counted), `bytes_max` of a download (more: [`SandboxError::File`]).
+//! is dropped and counted), `bytes_max` of a download (more: [`SandboxError::File`]), 4 MiB of a
+//! list of users or groups and 1024 groups of a user (more: [`SandboxError::CannotSwitchUser`]).
 
 mod docker;
 mod doctor;
@@ -194,6 +198,12 @@ pub struct Exec {
     /// Kill what the process leaves in the background when it ends: nothing of it may change the
     /// workspace while the next process looks at it.
     pub end_background: bool,
+    /// Who it runs as: `USER[:GROUP]`, each a name or a number. Names are looked up in the
+    /// sandbox's own `/etc/passwd` and `/etc/group`, as are the user's other groups (none when a
+    /// group is named) and his HOME. HOME, USER and LOGNAME say who he is, unless the environment
+    /// of the spec or of this process does. `None`: the sandbox's own user, whom workspace and
+    /// HOME belong to, and who reads and writes files for [`Sandbox::upload`] and the like.
+    pub user: Option<String>,
 }
 
 /// How a process ended.
@@ -322,6 +332,34 @@ pub enum SandboxError {
         /// The system's reason.
         reason: String,
     },
+    /// A program was to run as a user whom the sandbox does not know.
+    #[error(
+        "sandbox {name}: cannot run as {user:?}: {reason} (image {image}); expected USER[:GROUP] \
+         with names of the image's /etc/passwd and /etc/group, or numbers: add the user to the \
+         image, or name him by number"
+    )]
+    NoSuchUser {
+        /// The sandbox.
+        name: String,
+        /// The user, as he was named.
+        user: String,
+        /// The image.
+        image: String,
+        /// What was looked for, and where.
+        reason: String,
+    },
+    /// The user may be known, and this sandbox cannot run anything as him. Nothing was run.
+    #[error("sandbox {name}: cannot run as {user:?}: {reason}; {hint}")]
+    CannotSwitchUser {
+        /// The sandbox.
+        name: String,
+        /// The user, as he was named.
+        user: String,
+        /// Why not.
+        reason: String,
+        /// What to do about it.
+        hint: String,
+    },
     /// A file operation failed (no such file, disk limit reached …).
     #[error("sandbox {name}: {path}: {reason}")]
     File {
@@ -378,7 +416,8 @@ pub trait Sandbox: Send + Sync + std::fmt::Debug {
     /// Runs a process to its end. Dropping the future kills its process tree.
     ///
     /// # Errors
-    /// [`SandboxError::NotRunnable`], [`SandboxError::Gone`].
+    /// [`SandboxError::NotRunnable`], [`SandboxError::Gone`]; with [`Exec::user`]
+    /// [`SandboxError::NoSuchUser`] and [`SandboxError::CannotSwitchUser`].
     async fn exec(&self, exec: Exec) -> Result<Output, SandboxError>;
 
     /// Runs a process to its end, reads its standard input (after [`Exec::stdin`]) as it takes it,

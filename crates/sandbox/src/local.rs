@@ -233,6 +233,17 @@ impl Shell for Made {
         }
     }
 
+    fn users_hint(&self) -> String {
+        match &self.one_user {
+            Some(found) => format!(
+                "{found}: run as root, or install newuidmap and newgidmap (package uidmap) and \
+                 give this user ranges in /etc/subuid and /etc/subgid (usermod --add-subuids \
+                 100000-165535 --add-subgids 100000-165535 NAME); `espalier doctor` shows it"
+            ),
+            None => "name a user and groups with numbers that the sandbox has".to_owned(),
+        }
+    }
+
     async fn destroy(self: Box<Self>) {
         (*self).destroy().await;
     }

@@ -14,7 +14,7 @@ use std::{
 
 use guest::protocol::{
     BODY_BYTES_MAX, CHUNK_BYTES, Decoder, ExecRequest, Exited, FileFailure, Frame, Hello, Kind,
-    VERSION, WINDOW_BYTES, decode_count, decode_path, encode_count, encode_path,
+    UserFailure, VERSION, WINDOW_BYTES, decode_count, decode_path, encode_count, encode_path,
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -42,6 +42,7 @@ pub(crate) enum Answer {
         exited: Exited,
     },
     NotRunnable(String),
+    NotAs(UserFailure),
     Put,
     Files(Vec<File>),
     FileFailed(FileFailure),
@@ -567,6 +568,7 @@ fn hear(shared: &Shared, frame: Frame) -> Result<(), String> {
             stderr: std::mem::take(&mut partial.stderr),
         },
         Kind::ExecFailed => Answer::NotRunnable(text(&frame)),
+        Kind::UserFailed => Answer::NotAs(frame.parse().map_err(parsed)?),
         Kind::PutDone => Answer::Put,
         Kind::GetDone => Answer::Files(std::mem::take(&mut partial.files)),
         Kind::FileFailed => Answer::FileFailed(frame.parse().map_err(parsed)?),

@@ -14,7 +14,9 @@ use std::{
     time::Duration,
 };
 
-use guest::protocol::{Capabilities, FromWarden, PACKET_BYTES_MAX, Plan, ToWarden, VERSION};
+use guest::protocol::{
+    Capabilities, FromWarden, ONE_USER, PACKET_BYTES_MAX, Plan, ToWarden, VERSION,
+};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
     SocketType, socketpair,
@@ -76,6 +78,8 @@ pub(crate) struct Made {
     pub(crate) id: u64,
     pub(crate) memory_events: Option<PathBuf>,
     pub(crate) ended: watch::Receiver<Option<String>>,
+    /// Why it has its own user alone, if it has.
+    pub(crate) one_user: Option<String>,
 }
 
 fn unsupported(what: impl Into<String>, hint: &str) -> SandboxError {
@@ -158,6 +162,12 @@ impl Warden {
         &self.capabilities
     }
 
+    fn one_user(&self) -> Option<String> {
+        let degraded = &self.capabilities.degraded;
+        let one = degraded.iter().find(|d| d.name == ONE_USER);
+        one.map(|degraded| degraded.found.clone())
+    }
+
     /// The warden's process id, while it has not been waited for.
     pub(crate) fn process_id(&self) -> Option<u32> {
         let process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,6 +216,7 @@ impl Warden {
             id,
             memory_events: None,
             ended,
+            one_user: self.one_user(),
         };
         let request = serde_json::to_vec(&ToWarden::Create {
             id,

@@ -132,7 +132,12 @@ impl VerifyError {
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Sandbox { source, .. } => !matches!(source, SandboxError::Unsupported { .. }),
+            Self::Sandbox { source, .. } => !matches!(
+                source,
+                SandboxError::Unsupported { .. }
+                    | SandboxError::NoSuchUser { .. }
+                    | SandboxError::CannotSwitchUser { .. }
+            ),
             Self::TimedOut { .. } | Self::OutOfMemory { .. } => true,
             Self::Judge { source, .. } => {
                 matches!(source, crate::judge::JudgeError::Unavailable { .. })

@@ -285,6 +285,7 @@ async fn cheat(
             timeout: Duration::from_secs(PROBE_TIMEOUT_S),
             output_bytes_max: 4096,
             end_background: false,
+            user: None,
         };
         sandbox.exec(clean).await.map_err(doing())?;
     }

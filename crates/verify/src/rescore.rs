@@ -77,6 +77,7 @@ fn command(argv: &[&str], stdin: Vec<u8>) -> Exec {
         timeout: Duration::from_secs(LIST_TIMEOUT_S),
         output_bytes_max: LIST_BYTES_MAX,
         end_background: false,
+        user: None,
     }
 }
 

@@ -54,6 +54,7 @@ fn exec(argv: Vec<String>, cwd: Option<PathBuf>, timeout_s: u64) -> Exec {
         timeout: Duration::from_secs(timeout_s),
         output_bytes_max: OUTPUT_BYTES_MAX,
         end_background: false,
+        user: None,
     }
 }
 

@@ -76,6 +76,7 @@ fn shell(task: &Task, command: &str, timeout: Duration) -> Exec {
         timeout,
         output_bytes_max: 4096,
         end_background: false,
+        user: None,
     }
 }
 
@@ -187,7 +188,7 @@ pub fn refuse(task: &Task) -> Result<(), VerifyError> {
     let mut reasons = place.refusals.clone();
     if let Some(user) = place.user.as_ref().filter(|user| *user != "root") {
         reasons.push(format!(
-            "it is to run as {user}, and this kind of sandbox has one user"
+            "it is to run as {user}, and a task's folders belong to the sandbox's own user here"
         ));
     }
     if let (Some(wanted), true) = (place.asks_for(), place.egress.is_empty()) {
@@ -241,6 +242,7 @@ pub async fn missing(
                 timeout: Duration::from_secs(STEP_TIMEOUT_S),
                 output_bytes_max: 4096,
                 end_background: false,
+                user: None,
             })
             .await
             .map_err(doing(task, "looking for packages"))?;
@@ -279,6 +281,7 @@ pub async fn apply_solution(task: &Task, sandbox: &dyn Sandbox) -> Result<(), Ve
                         timeout: Duration::from_secs(STEP_TIMEOUT_S),
                         output_bytes_max: 4096,
                         end_background: false,
+                        user: None,
                     })
                     .await
                     .map_err(doing(task, "running the solution"))?;

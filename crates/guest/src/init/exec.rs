@@ -49,6 +49,8 @@ pub(super) enum Part {
 pub(super) enum Outcome {
     /// The program could not be started.
     Failed(String),
+    /// It cannot run as the user that was asked for: a `UserFailure`.
+    NotAs(Vec<u8>),
     /// It ended with this wait status.
     Status(i32),
     /// The supervisor itself was killed.
@@ -398,6 +400,7 @@ impl Running {
                     Some((b'f', text)) => {
                         Outcome::Failed(String::from_utf8_lossy(text).into_owned())
                     }
+                    Some((b'u', failure)) => Outcome::NotAs(failure.to_vec()),
                     _ => Outcome::Lost,
                 });
             }
@@ -427,6 +430,10 @@ impl Running {
         let (code, signal) = match outcome {
             Outcome::Failed(reason) => {
                 let frames = vec![Frame::new(Kind::ExecFailed, id, reason.into_bytes())];
+                return Ended { frames, pipes };
+            }
+            Outcome::NotAs(failure) => {
+                let frames = vec![Frame::new(Kind::UserFailed, id, failure)];
                 return Ended { frames, pipes };
             }
             Outcome::Lost => (None, Some(libc::SIGKILL)),

@@ -17,7 +17,13 @@ use rustix::{
     process::{DumpableBehavior, Pid, Signal, WaitOptions, getpid, kill_process, wait},
 };
 
-use crate::{protocol::ExecRequest, setup::c_string, sys};
+use crate::{
+    privileges,
+    protocol::{ExecRequest, UserCause, UserFailure},
+    setup::c_string,
+    sys,
+    user::{self, Account},
+};
 
 /// Rounds of finding and killing before everything in the sandbox is killed instead.
 const KILL_ROUNDS_MAX: u32 = 200;
@@ -44,29 +50,75 @@ pub(super) fn supervise(
         stderr.as_raw_fd(),
     ];
     sys::close_all_but(&keep);
-    let message = match supervise_leader(
-        request,
-        init,
-        [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
-    ) {
-        Ok(status) => [b"x".as_slice(), &status.to_le_bytes()].concat(),
-        Err(error) => [b"f".as_slice(), error.to_string().as_bytes()].concat(),
+    let streams = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
+    let message = match become_whom(request, streams) {
+        Err(failure) => {
+            let failure = serde_json::to_vec(&failure).unwrap_or_default();
+            [b"u".as_slice(), &failure].concat()
+        }
+        Ok(way) => match supervise_leader(&way, init, streams) {
+            Ok(status) => [b"x".as_slice(), &status.to_le_bytes()].concat(),
+            Err(error) => [b"f".as_slice(), error.to_string().as_bytes()].concat(),
+        },
     };
     let _ = send(init, &message, SendFlags::NOSIGNAL);
     sys::exit_now(0)
 }
 
-fn supervise_leader(
-    request: &ExecRequest,
-    init: &OwnedFd,
-    streams: [BorrowedFd<'_>; 3],
-) -> io::Result<i32> {
+/// A program's way, once its supervisor is who it runs as.
+struct Way {
+    request: ExecRequest,
+    /// Its user, when he is not the sandbox's own.
+    other: Option<Account>,
+    /// Whether this process is in the working folder already.
+    entered: bool,
+}
+
+/// Makes this supervisor the user whom the request names, and completes the environment.
+fn become_whom(request: &ExecRequest, streams: [BorrowedFd<'_>; 3]) -> Result<Way, UserFailure> {
+    let mut way = Way {
+        request: request.clone(),
+        other: None,
+        entered: false,
+    };
+    if let Some(user) = &request.user {
+        let account = user::of_system(user)?;
+        add_environment(&mut way.request.env, &account);
+        if !privileges::is_own(&account) {
+            way.entered = privileges::switch(&account, streams, &request.cwd)?;
+            way.other = Some(account);
+            return Ok(way);
+        }
+    }
+    privileges::give_up_all().map_err(|error| UserFailure {
+        cause: UserCause::Refused,
+        reason: format!("giving up the rights of the first process: {error}"),
+    })?;
+    Ok(way)
+}
+
+/// What every login sets, where nobody said otherwise.
+fn add_environment(env: &mut Vec<(String, String)>, account: &Account) {
+    let name = account.name.as_deref();
+    for (key, value) in [
+        ("HOME", Some(account.home.as_str())),
+        ("USER", name),
+        ("LOGNAME", name),
+    ] {
+        let said = env.iter().any(|(known, _)| known == key);
+        if let Some(value) = value.filter(|_| !said) {
+            env.push((key.to_owned(), value.to_owned()));
+        }
+    }
+}
+
+fn supervise_leader(way: &Way, init: &OwnedFd, streams: [BorrowedFd<'_>; 3]) -> io::Result<i32> {
     rustix::process::set_child_subreaper(Some(getpid()))?;
     let signals = sys::child_signals()?;
     let (failure, failure_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let leader = match sys::fork()? {
         sys::Fork::Child => {
-            let error = lead(request, streams);
+            let error = lead(way, streams);
             let _ = rustix::io::write(&failure_write, error.to_string().as_bytes());
             sys::exit_now(127)
         }
@@ -90,7 +142,7 @@ fn supervise_leader(
     let mut buffer = [0; 128];
     loop {
         if let Some(status) = reap(leader) {
-            if request.end_background {
+            if way.request.end_background {
                 kill_tree(leader, &signals);
             }
             return Ok(status);
@@ -185,17 +237,18 @@ fn descendants(root: Pid) -> Vec<Pid> {
 }
 
 /// The leader's way to its program; returns only on failure.
-fn lead(request: &ExecRequest, streams: [BorrowedFd<'_>; 3]) -> io::Error {
-    match prepare_leader(request, streams) {
-        Ok((argv, env)) => run_program(request, &argv, &env),
+fn lead(way: &Way, streams: [BorrowedFd<'_>; 3]) -> io::Error {
+    match prepare_leader(way, streams) {
+        Ok((argv, env)) => run_program(&way.request, &argv, &env),
         Err(error) => error,
     }
 }
 
 fn prepare_leader(
-    request: &ExecRequest,
+    way: &Way,
     [stdin, stdout, stderr]: [BorrowedFd<'_>; 3],
 ) -> io::Result<(Vec<CString>, Vec<CString>)> {
+    let request = &way.request;
     let argv = request
         .argv
         .iter()
@@ -207,18 +260,23 @@ fn prepare_leader(
         .map(|(key, value)| c_string(&format!("{key}={value}")));
     let env = env.collect::<io::Result<Vec<_>>>()?;
     rustix::process::setsid()?;
+    if let Some(account) = &way.other {
+        privileges::give_up_supervising(account.uid)?;
+    }
     // Should someone kill the supervisor, its leader goes with it.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // Programs may be looked at by each other; only PID 1 may not.
     rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
-    rustix::process::chdir(&request.cwd).map_err(|error| {
-        let error = io::Error::from(error);
-        io::Error::new(
-            error.kind(),
-            format!("working folder {}: {error}", request.cwd),
-        )
-    })?;
+    if !way.entered {
+        rustix::process::chdir(&request.cwd).map_err(|error| {
+            let error = io::Error::from(error);
+            io::Error::new(
+                error.kind(),
+                format!("working folder {}: {error}", request.cwd),
+            )
+        })?;
+    }
     rustix::stdio::dup2_stdin(stdin)?;
     rustix::stdio::dup2_stdout(stdout)?;
     rustix::stdio::dup2_stderr(stderr)?;
@@ -268,6 +326,35 @@ fn try_program(path: &str, argv: &[CString], env: &[CString]) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_environment_says_who_it_is_unless_somebody_said() {
+        let account = Account {
+            uid: 2001,
+            gid: 2001,
+            groups: vec![2001],
+            name: Some("build".to_owned()),
+            home: "/home/build".to_owned(),
+        };
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let mut env = vec![pair("USER", "other")];
+        add_environment(&mut env, &account);
+        let expected = [
+            pair("USER", "other"),
+            pair("HOME", "/home/build"),
+            pair("LOGNAME", "build"),
+        ];
+        assert_eq!(env, expected);
+        // A number that no list knows has no name.
+        let mut env = Vec::new();
+        let nameless = Account {
+            name: None,
+            home: "/".to_owned(),
+            ..account
+        };
+        add_environment(&mut env, &nameless);
+        assert_eq!(env, [pair("HOME", "/")]);
+    }
 
     #[test]
     fn descendants_are_found_through_proc() {

@@ -186,6 +186,13 @@ impl Shell for Container {
         }
     }
 
+    fn users_hint(&self) -> String {
+        "name a user and groups whose numbers the engine maps (rootless engines and those with \
+         userns-remap: /etc/subuid there); root is refused with `nested_sandboxes`, which leaves \
+         the machine's settings open to him"
+            .to_owned()
+    }
+
     async fn end_reason(&self) -> Option<String> {
         let complaint = self.complaint.as_ref().and_then(complaint_text);
         if complaint.is_some() {

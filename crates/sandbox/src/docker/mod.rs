@@ -40,7 +40,10 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use guest::protocol::{ContainerPlan, GUEST_PATH};
+use guest::{
+    CAPABILITIES,
+    protocol::{ContainerPlan, GUEST_PATH},
+};
 use http::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -461,7 +464,8 @@ impl Maker {
                 "NetworkMode": "none",
                 "LogConfig": {"Type": "none"},
                 "CapDrop": ["ALL"],
-                "CapAdd": ["CHOWN", "SETUID", "SETGID"],
+                // Held by the guest and used when a program is to run as another user.
+                "CapAdd": CAPABILITIES,
                 "SecurityOpt": security,
                 "Memory": limits.memory_bytes,
                 "MemorySwap": limits.memory_bytes,

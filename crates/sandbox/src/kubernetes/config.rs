@@ -57,7 +57,8 @@ pub struct KubernetesConfig {
     /// More annotations of pods.
     pub annotations: BTreeMap<String, String>,
     /// No container ever runs as root, as the Pod Security Standard `restricted` wants it. Costs:
-    /// processes of the sandbox can end it, and files of the image must be readable for others.
+    /// processes of the sandbox can end it, files of the image must be readable for others, and
+    /// programs run as nobody but the sandbox's own user ([`crate::Exec::user`]).
     pub restricted: bool,
     /// Pods in user namespaces of their own (`hostUsers: false`).
     pub user_namespace: bool,

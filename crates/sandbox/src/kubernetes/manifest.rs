@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use guest::protocol::{ContainerPlan, GUEST_PATH, InstallPlan};
+use guest::{
+    CAPABILITIES,
+    protocol::{ContainerPlan, GUEST_PATH, InstallPlan},
+};
 use serde_json::{Map, Value, json};
 
 use super::{HEARTBEAT_S, config::KubernetesConfig};
@@ -247,7 +250,7 @@ pub(super) fn pod(plan: &PodPlan<'_>) -> Result<Value, SandboxError> {
             "command": command(plan),
             "workingDir": "/",
             "resources": resources,
-            "securityContext": security(config.restricted, &["CHOWN", "SETGID", "SETUID"]),
+            "securityContext": security(config.restricted, &CAPABILITIES),
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": mounts,
         }],
@@ -387,8 +390,8 @@ fn tolerations(config: &KubernetesConfig) -> Vec<Value> {
     loss.into_iter().chain(own).collect()
 }
 
-/// Root with next to no capabilities, who becomes the sandbox's user in the guest; or that user
-/// from the beginning.
+/// Root with few capabilities (all of the Pod Security Standard `baseline`), who becomes the
+/// sandbox's user in the guest; or that user from the beginning.
 fn security(restricted: bool, capabilities: &[&str]) -> Value {
     let mut context = json!({
         "allowPrivilegeEscalation": false,

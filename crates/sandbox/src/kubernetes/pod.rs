@@ -334,6 +334,12 @@ impl Drop for Guarded {
 
 #[async_trait]
 impl Shell for Guarded {
+    fn users_hint(&self) -> String {
+        "leave `restricted` out of the recipe where the namespace allows the Pod Security Standard \
+         `baseline`: restricted pods hold no right to switch users"
+            .to_owned()
+    }
+
     fn image(&self) -> crate::Image {
         crate::Image {
             kind: "kubernetes".to_owned(),

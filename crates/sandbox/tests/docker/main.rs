@@ -20,8 +20,8 @@ mod suite;
 use std::sync::Arc;
 
 use engines::{Engine, Kind};
-use sandbox::{DockerConfig, DockerProvider};
-use suite::{World, run_all};
+use sandbox::{DockerConfig, DockerProvider, Exec, SandboxError};
+use suite::{World, rootfs, run_all, script};
 
 /// A provider over an engine, and the image that its sandboxes are made of.
 async fn provider(host: &str, image: Option<String>) -> (DockerProvider, String) {
@@ -41,10 +41,12 @@ async fn provider(host: &str, image: Option<String>) -> (DockerProvider, String)
 }
 
 async fn conformance(host: &str, image: Option<String>, mounts: bool) {
+    let accounts = image.is_none();
     let (provider, image) = provider(host, image).await;
     let world = World {
         image: Some(image),
         mounts,
+        accounts,
         ..World::new(Arc::new(provider.clone()))
     };
     run_all(&world, 4).await;
@@ -58,6 +60,42 @@ async fn the_suite_of_all_kinds_on_dockerd() {
         return;
     };
     conformance(&engine.host, None, true).await;
+    engine.assert_empty();
+}
+
+/// With the machine's `/proc/sys` open, root in a container would be root of its settings.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn root_is_refused_where_the_machines_settings_are_open() {
+    let Some(engine) = Engine::start(Kind::Docker) else {
+        return;
+    };
+    let config = DockerConfig {
+        host: Some(engine.host.clone()),
+        nested_sandboxes: true,
+        ..DockerConfig::default()
+    };
+    let provider = DockerProvider::start(config).await.expect("an engine");
+    let image = provider.import(rootfs::rootfs(), "espalier-test:1").await;
+    let world = World {
+        image: Some(image.expect("an imported image")),
+        ..World::new(Arc::new(provider.clone()))
+    };
+    let sandbox = world.sandbox().await;
+    let exec = |user: &str| Exec {
+        user: Some(user.to_owned()),
+        ..script("id -u")
+    };
+    match sandbox.exec(exec("root")).await {
+        Err(SandboxError::CannotSwitchUser { reason, hint, .. }) => {
+            assert!(reason.contains("/proc/sys"), "{reason}");
+            assert!(hint.contains("nested_sandboxes"), "{hint}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let build = sandbox.exec(exec("build")).await.expect("others can run");
+    assert_eq!(build.stdout, b"2001\n");
+    drop((sandbox, world));
+    provider.close().await;
     engine.assert_empty();
 }
 

@@ -1,13 +1,16 @@
 //! The suite on a cluster that the test brings with it: a fake API server whose pods really run
 //! (crate `kubefake`). Needs root, `runc` and `busybox`, as the tests of the kind docker do.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kubefake::{Fake, Image, Settings};
-use sandbox::{KubernetesConfig, PullPolicy};
+use sandbox::{Exec, KubernetesConfig, KubernetesProvider, PullPolicy};
 use tempfile::TempDir;
 
-use crate::{conformance, suite::rootfs};
+use crate::{
+    conformance,
+    suite::{World, rootfs, run_some, script},
+};
 
 const IMAGE: &str = "espalier-test:1";
 /// Processes in one container, as a node's `podPidsLimit`.
@@ -56,7 +59,41 @@ async fn the_suite_of_all_kinds_on_a_fake_cluster() {
     let Some((fake, _folder)) = cluster(|_| {}).await else {
         return;
     };
-    conformance(config(&fake), |_| {}).await;
+    conformance(config(&fake), |world| world.accounts = true).await;
     assert_eq!(fake.names("pods"), Vec::<(String, String)>::new());
+    fake.end().await;
+}
+
+/// Pods without root hold no right to switch users: everybody else is refused, and nothing runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restricted_pods_have_one_user() {
+    let Some((fake, _folder)) = cluster(|_| {}).await else {
+        return;
+    };
+    let config = KubernetesConfig {
+        restricted: true,
+        ..config(&fake)
+    };
+    let provider = KubernetesProvider::start(config).await.expect("a cluster");
+    let world = World {
+        mounts: false,
+        users: false,
+        accounts: true,
+        patience: Duration::from_secs(170),
+        ..World::new(Arc::new(provider.clone()))
+    };
+    run_some(&world, 4, "user::").await;
+    let sandbox = world.sandbox().await;
+    let exec = Exec {
+        user: Some("root".to_owned()),
+        ..script("true")
+    };
+    let error = sandbox.exec(exec).await.unwrap_err().to_string();
+    for word in ["rights to switch users", "restricted"] {
+        assert!(error.contains(word), "{error}");
+    }
+    drop(sandbox);
+    drop(world);
+    provider.close().await;
     fake.end().await;
 }

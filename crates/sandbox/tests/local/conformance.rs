@@ -15,6 +15,7 @@ async fn the_suite_of_all_kinds() {
     let memory_counted = provider.capabilities().memory.starts_with("cgroup");
     let world = World {
         memory_counted,
+        users: provider.capabilities().users > 1,
         ..World::new(Arc::new(provider))
     };
     run_all(&world, 6).await;
@@ -56,6 +57,8 @@ async fn the_suite_of_all_kinds_on_a_root_file_system() {
     let world = World {
         image: Some(folder.path().display().to_string()),
         memory_counted,
+        users: provider.capabilities().users > 1,
+        accounts: true,
         ..World::new(Arc::new(provider))
     };
     run_all(&world, 6).await;

@@ -39,12 +39,15 @@ async fn the_system_is_read_only_and_the_host_is_not_there() {
     }
     assert_eq!(say(&*sandbox, "ls /home").await, "agent");
     let root = say(&*sandbox, "ls -A / | tr '\\n' ' '").await;
-    for host in ["root", "sys", "boot", "srv", "mnt", "media", "opt", "work"] {
+    for host in ["sys", "boot", "srv", "mnt", "media", "opt", "work"] {
         assert!(
             !root.split_whitespace().any(|name| name == host),
             "{host} in {root}"
         );
     }
+    // Root in here has a HOME of his own, where there is a root.
+    let of_root = run(&*sandbox, "ls -A /root").await;
+    assert_ne!(of_root.exit, Exit::Code(0), "{of_root:?}");
     say(
         &*sandbox,
         "echo x > /dev/null; head -c 3 /dev/urandom > r; test -s r; echo x > /dev/shm/x",

@@ -13,6 +13,7 @@ mod process;
 pub(crate) mod rootfs;
 mod stream;
 mod tar;
+mod user;
 
 use std::{
     any::Any,
@@ -42,6 +43,10 @@ pub(crate) struct World {
     pub(crate) pids_limited: bool,
     /// Whether lack of memory kills one process, and not the sandbox.
     pub(crate) memory_kills_one: bool,
+    /// Whether programs can run as other users than the sandbox's own.
+    pub(crate) users: bool,
+    /// Whether the image has the users and groups of [`rootfs::rootfs`].
+    pub(crate) accounts: bool,
     /// How long a sandbox may take to be made, with everything else running.
     pub(crate) patience: Duration,
     pub(crate) next: AtomicUsize,
@@ -73,6 +78,8 @@ impl World {
             memory_counted: true,
             pids_limited: true,
             memory_kills_one: true,
+            users: true,
+            accounts: false,
             patience: Duration::from_secs(60),
             next: AtomicUsize::new(1),
         }
@@ -119,6 +126,7 @@ pub(crate) fn command(argv: &[&str]) -> Exec {
         timeout: Duration::from_secs(60),
         output_bytes_max: 1 << 20,
         end_background: false,
+        user: None,
     }
 }
 
@@ -179,6 +187,7 @@ pub(crate) fn all() -> Vec<(&'static str, Case)> {
         network::CASES,
         isolation::CASES,
         life::CASES,
+        user::CASES,
     ]
     .concat()
 }
@@ -193,12 +202,17 @@ fn message(panic: &(dyn Any + Send)) -> String {
 /// Runs all cases, some at a time, and says which failed. `ESPALIER_CASE` picks by name.
 pub(crate) async fn run_all(world: &World, at_once: usize) {
     let wanted = std::env::var("ESPALIER_CASE").unwrap_or_default();
+    run_some(world, at_once, &wanted).await;
+}
+
+/// Runs the cases with this in their names.
+pub(crate) async fn run_some(world: &World, at_once: usize, wanted: &str) {
     let failed = Mutex::new(Vec::new());
     let ran = AtomicUsize::new(0);
     let (failed_ref, ran_ref) = (&failed, &ran);
     let cases: Vec<_> = all()
         .into_iter()
-        .filter(|(name, _)| name.contains(&wanted))
+        .filter(|(name, _)| name.contains(wanted))
         .collect();
     iter(cases)
         .for_each_concurrent(at_once, |(name, case)| async move {

@@ -2,6 +2,12 @@
 
 use std::{fs, process::Command};
 
+/// Its users; the third line is none.
+const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\n\
+    build:x:2001:2001:A builder:/home/build:/bin/sh\n\
+    broken:x:many:2001::/:/bin/sh\n";
+const GROUP: &str = "root:x:0:\nbuild:x:2001:\ntools:x:3001:other,build\n";
+
 /// Whether it can be made here.
 pub(crate) fn can_be_made() -> bool {
     Command::new("busybox").arg("true").output().is_ok()
@@ -41,14 +47,9 @@ pub(crate) fn rootfs() -> Vec<u8> {
             add(&format!("bin/{applet}"), Symlink, 0o777, b"", "busybox");
         }
     }
-    add(
-        "etc/passwd",
-        Regular,
-        0o644,
-        b"root:x:0:0:root:/root:/bin/sh\n",
-        "",
-    );
-    add("etc/group", Regular, 0o644, b"root:x:0:\n", "");
+    add("etc/passwd", Regular, 0o644, PASSWD.as_bytes(), "");
+    add("etc/group", Regular, 0o644, GROUP.as_bytes(), "");
+    add("etc/shadow", Regular, 0o600, b"for root only\n", "");
     // An image may come with a workspace.
     add("image/", Directory, 0o755, b"", "");
     add("image/folder/", Directory, 0o755, b"", "");

@@ -254,6 +254,7 @@ fn exec(task: &Task, argv: &[&str], timeout: Duration) -> Exec {
         timeout,
         output_bytes_max: 8192,
         end_background: false,
+        user: None,
     }
 }
 

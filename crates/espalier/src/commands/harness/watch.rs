@@ -158,6 +158,7 @@ async fn look(sandbox: &dyn Sandbox) -> Result<Look, SandboxError> {
             timeout: Duration::from_secs(LOOK_S),
             output_bytes_max: 1 << 20,
             end_background: false,
+            user: None,
         })
         .await?;
     Ok(parse(&String::from_utf8_lossy(&output.stdout)))

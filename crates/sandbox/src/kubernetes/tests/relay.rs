@@ -43,6 +43,7 @@ fn exec(argv: &[&str]) -> Exec {
         timeout: Duration::from_secs(120),
         output_bytes_max: 1 << 20,
         end_background: false,
+        user: None,
     }
 }
 

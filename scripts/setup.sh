@@ -48,6 +48,7 @@ if [ "$tests" = yes ] && [ "$(id -u)" = 0 ]; then
     want podman podman "sandboxes of the kind docker"
     want runc runc "runs podman's containers"
     want busybox busybox-static "the tests' image is made of it"
+    want newuidmap uidmap "sandboxes of an ordinary user with several users"
 fi
 # pi runs on Node.js. react, the default harness, needs none.
 if [ "$tests" = yes ] || [ "${HARNESS:-}" = pi ]; then

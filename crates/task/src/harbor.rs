@@ -238,7 +238,7 @@ fn environment(
         .filter(|user| !ROOT.contains(&user.as_str()))
     {
         place.refusals.push(format!(
-            "its image runs as {user}; this kind of sandbox has one user"
+            "its image runs as {user}; a task's folders belong to the sandbox's own user here"
         ));
     }
     place.requires = std::mem::take(&mut image.requires);
@@ -488,13 +488,14 @@ fn of_the_host(
     env
 }
 
-/// A sandbox has one user, who may write what the task may write: being root changes nothing
-/// there, being anybody else is refused.
+/// Everything of a task runs as the sandbox's own user, who may write what the task may write: being
+/// root changes nothing there. Anybody else could not write the task's folders (reward and logs
+/// included), which belong to that user: refused.
 fn refuse_user(fields: &mut Fields, who: &str, place: &mut Environment) {
     let user = fields.any("user").map(|user| value_text(&user));
     if let Some(user) = user.filter(|user| !ROOT.contains(&user.as_str())) {
         place.refusals.push(format!(
-            "{who} is to run as {user}; this kind of sandbox has one user"
+            "{who} is to run as {user}; a task's folders belong to the sandbox's own user here"
         ));
     }
 }

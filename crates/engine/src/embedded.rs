@@ -27,7 +27,7 @@ use model::{
 use record::{Generation, PolicySpan, PolicyVersion};
 use tokio::sync::oneshot;
 
-use crate::{Engine, EngineError, Info, Request};
+use crate::{Engine, EngineError, Info, Queue, Request};
 
 /// Turns ids into text, for stop strings.
 pub type Detokenise = Arc<dyn Fn(&[u32]) -> String + Send + Sync>;
@@ -296,8 +296,11 @@ impl Engine for Embedded {
             .unwrap_or_else(|_| Err(EngineError::Gone("its decoding thread ended".into())))
     }
 
-    fn queued(&self) -> Option<u64> {
-        Some(self.shared.lock().waiting.len() as u64)
+    fn queue(&self) -> Queue {
+        Queue {
+            waiting: Some(self.shared.lock().waiting.len() as u64),
+            ..Queue::default()
+        }
     }
 
     /// Calls that run end under the weights that they began with.

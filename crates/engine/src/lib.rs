@@ -118,15 +118,26 @@ pub trait Engine: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Requests that wait for it to begin with them; `None` when it cannot tell.
-    fn queued(&self) -> Option<u64> {
-        None
+    /// What is known of the requests that wait for it to begin with them.
+    fn queue(&self) -> Queue {
+        Queue::default()
     }
 
     /// The engines behind this one; empty for a single engine.
     fn members(&self) -> Vec<Member> {
         Vec::new()
     }
+}
+
+/// What is known of the requests that wait at an engine. The default is that of one that cannot tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Queue {
+    /// How many; `None` when it cannot tell.
+    pub waiting: Option<u64>,
+    /// The name of the mode in which it cannot tell, or not all of it, although its kind can.
+    pub degraded: Option<&'static str>,
+    /// How often it was asked in vain so far.
+    pub failures: u64,
 }
 
 /// What is known of one engine of a [`pool::Pool`].

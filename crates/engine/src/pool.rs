@@ -29,7 +29,7 @@ use async_trait::async_trait;
 use record::{Generation, PolicyVersion, RolloutId};
 use tokio::{sync::watch, task::JoinSet, time::MissedTickBehavior};
 
-use crate::{Engine, EngineError, Info, Member, Request};
+use crate::{Engine, EngineError, Info, Member, Queue, Request};
 
 /// How engines are watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -338,6 +338,25 @@ impl Engine for Pool {
     fn degraded(&self) -> Option<&'static str> {
         let slots = &self.inner.slots;
         slots.iter().find_map(|slot| slot.engine.degraded())
+    }
+
+    /// The sum over the engines that are served: what waits is weighed against the places of all
+    /// rollouts, wherever they are. One that cannot tell makes it a lower bound, and degraded.
+    fn queue(&self) -> Queue {
+        let slots = self.inner.slots.iter();
+        let served = slots.filter(|slot| slot.is_up());
+        served.fold(Queue::default(), |all, slot| {
+            let own = slot.engine.queue();
+            let sum = match (all.waiting, own.waiting) {
+                (Some(all), Some(own)) => Some(all.saturating_add(own)),
+                (all, own) => all.or(own),
+            };
+            Queue {
+                waiting: sum,
+                degraded: all.degraded.or(own.degraded),
+                failures: all.failures.saturating_add(own.failures),
+            }
+        })
     }
 
     fn members(&self) -> Vec<Member> {

@@ -14,10 +14,13 @@
 //!   broken contract ([`EngineError::Gone`] with what was found), never patched up.
 //! - Dropping a call closes its connection, on which both servers stop the generation.
 //!
+//! How many requests wait there is asked beside them ([`queue`]).
+//!
 //! Limits: [`Endpoint::timeout`] per request, [`BODY_BYTES_MAX`] per reply. Nothing is retried
 //! here: the gateway knows what a retry is.
 
 mod http;
+pub mod queue;
 pub mod sglang;
 pub mod text;
 pub mod vllm;

@@ -10,7 +10,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
@@ -18,7 +18,7 @@ use std::{
 
 use async_trait::async_trait;
 use engine::{
-    Engine, EngineError, Hint, Info, Request,
+    Engine, EngineError, Hint, Info, Queue, Request,
     pool::{Pool, Settings},
 };
 use record::{
@@ -37,6 +37,7 @@ struct Fake {
     loads: AtomicBool,
     version: AtomicU64,
     asked: AtomicUsize,
+    queue: Mutex<Queue>,
 }
 
 impl Fake {
@@ -49,6 +50,7 @@ impl Fake {
             loads: AtomicBool::new(true),
             version: AtomicU64::new(0),
             asked: AtomicUsize::new(0),
+            queue: Mutex::default(),
         })
     }
 
@@ -99,6 +101,10 @@ impl Engine for Fake {
 
     async fn health(&self) -> Result<(), EngineError> {
         self.alive()
+    }
+
+    fn queue(&self) -> Queue {
+        *self.queue.lock().unwrap()
     }
 
     async fn load_weights(&self, _: &Path, version: PolicyVersion) -> Result<(), EngineError> {
@@ -254,6 +260,30 @@ async fn no_engine_serves_with_weights_of_its_own() {
     }
     assert!(pool.load_weights(Path::new("w3"), 3).await.is_err());
     assert_eq!((pool.policy_version(), up(&pool)), (2, vec![true, true]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_queue_of_all_is_the_sum_over_those_that_are_served() {
+    let (pool, fakes) = pool(3);
+    assert_eq!(pool.queue(), Queue::default(), "nobody can tell");
+    let says = |fake: &Fake, waiting, degraded, failures| {
+        *fake.queue.lock().unwrap() = Queue {
+            waiting,
+            degraded,
+            failures,
+        };
+    };
+    says(&fakes[0], Some(3), None, 1);
+    says(&fakes[1], Some(4), None, 0);
+    says(&fakes[2], None, Some("queue-unknown"), 2);
+    let all = pool.queue();
+    assert_eq!((all.waiting, all.failures), (Some(7), 3));
+    assert_eq!(all.degraded, Some("queue-unknown"), "7 is a lower bound");
+    fakes[0].dead.store(true, SeqCst);
+    fakes[2].dead.store(true, SeqCst);
+    a_while().await;
+    let rest = pool.queue();
+    assert_eq!((rest.waiting, rest.degraded), (Some(4), None));
 }
 
 #[tokio::test(start_paused = true)]

@@ -83,9 +83,9 @@ pub trait Capture: Send + Sync + Debug {
     /// The weights that the next call would see.
     fn policy(&self) -> PolicyVersion;
 
-    /// Calls that wait for the engine to begin with them; `None` when nobody can tell.
-    fn queued(&self) -> Option<u64> {
-        None
+    /// What is known of the calls that wait for the engine to begin with them.
+    fn queue(&self) -> engine::Queue {
+        engine::Queue::default()
     }
 }
 

@@ -297,7 +297,7 @@ impl Runner {
                 // Verifiers have no network.
                 proxy.close().await;
             }
-            places.adapt(self.capture.queued(), pace::memory_free);
+            places.adapt(self.capture.queue().waiting, pace::memory_free);
             let started = Instant::now();
             let verifying = timeout(waits, places.verify()).await;
             rollout.seconds.verify_wait += started.elapsed().as_secs_f64();

@@ -21,7 +21,8 @@ use crate::{
 };
 
 impl Runner {
-    /// A runner over the real neighbours. The engine is only asked for its policy version.
+    /// A runner over the real neighbours. The engine is only asked for its policy version and its
+    /// queue.
     #[must_use]
     pub fn new(
         provider: Arc<dyn Provider>,
@@ -166,8 +167,8 @@ impl Capture for RealCapture {
         self.engine.policy_version()
     }
 
-    fn queued(&self) -> Option<u64> {
-        self.engine.queued()
+    fn queue(&self) -> engine::Queue {
+        self.engine.queue()
     }
 }
 

@@ -27,10 +27,17 @@ const ERROR_CHARS_MAX: usize = 300;
 pub(crate) struct Http {
     pub(crate) endpoint: Endpoint,
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// Of one reply.
+    bytes_max: usize,
 }
 
 impl Http {
     pub(crate) fn new(endpoint: Endpoint) -> Result<Self, EngineError> {
+        Self::limited(endpoint, BODY_BYTES_MAX)
+    }
+
+    /// A client that reads at most so many bytes of a reply.
+    pub(crate) fn limited(endpoint: Endpoint, bytes_max: usize) -> Result<Self, EngineError> {
         let uri: Uri = endpoint
             .url
             .parse()
@@ -61,6 +68,7 @@ impl Http {
         Ok(Self {
             endpoint,
             client: Client::builder(TokioExecutor::new()).build(connector),
+            bytes_max,
         })
     }
 
@@ -100,7 +108,7 @@ impl Http {
                 .await
                 .map_err(|error| gone(format!("no reply ({})", causes(&error))))?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), BODY_BYTES_MAX)
+            let body = Limited::new(response.into_body(), self.bytes_max)
                 .collect()
                 .await
                 .map_err(|error| gone(format!("the reply broke off ({error})")))?
@@ -118,6 +126,13 @@ impl Http {
         let body = Some(self.json(path, body)?);
         let (status, _) = self.exchange(Method::POST, path, body).await?;
         Ok(status.as_u16())
+    }
+
+    /// Status and text of the reply to a question, whatever they are.
+    pub(crate) async fn text(&self, path: &str) -> Result<(u16, String), EngineError> {
+        let (status, body) = self.exchange(Method::GET, path, None).await?;
+        let text = String::from_utf8_lossy(&body).into_owned();
+        Ok((status.as_u16(), text))
     }
 
     /// Asks, and gives back the JSON of a reply with status 200.

@@ -13,8 +13,8 @@ use record::{FinishReason, Generation, PolicySpan, PolicyVersion};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Endpoint, Facts, Http, check, cut, generation, ids, logprob, room, unmodified};
-use crate::{Engine, EngineError, Info, Request};
+use super::{Endpoint, Facts, Http, check, cut, generation, ids, logprob, queue, room, unmodified};
+use crate::{Engine, EngineError, Info, Queue, Request};
 
 /// An SGLang server.
 #[derive(Debug)]
@@ -22,6 +22,7 @@ pub struct Sglang {
     http: Http,
     facts: Facts,
     version: AtomicU64,
+    waiting: queue::Watch,
 }
 
 /// What is asked. A prompt has a hundred thousand ids: they are written as they are.
@@ -34,7 +35,7 @@ struct Ask<'a> {
 }
 
 impl Sglang {
-    /// Asks whether the server is there.
+    /// Asks whether the server is there, and from now on for its queue.
     ///
     /// # Errors
     /// [`EngineError`] when it does not answer.
@@ -45,6 +46,7 @@ impl Sglang {
             return Err(http.broken("/model_info", "an object", &model));
         }
         Ok(Self {
+            waiting: queue::Watch::start(&http.endpoint, queue::SGLANG)?,
             version: AtomicU64::new(facts.policy_version),
             http,
             facts,
@@ -157,6 +159,10 @@ impl Engine for Sglang {
 
     async fn health(&self) -> Result<(), EngineError> {
         self.http.healthy("/health").await
+    }
+
+    fn queue(&self) -> Queue {
+        self.waiting.queue()
     }
 
     /// Requests in flight are held and go on under the new weights; cached prefixes are dropped.

@@ -18,8 +18,8 @@ use record::{FinishReason, Generation, PolicySpan, PolicyVersion, Sampling};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Endpoint, Facts, Http, check, cut, generation, ids, logprob, room};
-use crate::{Engine, EngineError, Info, Request};
+use super::{Endpoint, Facts, Http, check, cut, generation, ids, logprob, queue, room};
+use crate::{Engine, EngineError, Info, Queue, Request};
 
 /// Which of the server's endpoints is asked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,6 +48,7 @@ pub struct Vllm {
     version: AtomicU64,
     /// The tokens-only endpoint was looked for in vain.
     degraded: bool,
+    waiting: queue::Watch,
 }
 
 /// What is asked. A prompt has a hundred thousand ids: they are written as they are, not through a
@@ -105,7 +106,7 @@ impl Vllm {
         Ok(engine)
     }
 
-    /// Asks the server for its model and context. `facts.context_tokens_max` is lowered to the
+    /// Asks the server for its model and context, and from now on for its queue. `facts.context_tokens_max` is lowered to the
     /// server's own.
     ///
     /// # Errors
@@ -126,6 +127,7 @@ impl Vllm {
             facts.context_tokens_max = facts.context_tokens_max.min(own);
         }
         Ok(Self {
+            waiting: queue::Watch::start(&http.endpoint, queue::VLLM)?,
             model: name.to_owned(),
             version: AtomicU64::new(facts.policy_version),
             http,
@@ -295,6 +297,10 @@ impl Engine for Vllm {
 
     fn degraded(&self) -> Option<&'static str> {
         self.degraded.then_some(COMPLETIONS)
+    }
+
+    fn queue(&self) -> Queue {
+        self.waiting.queue()
     }
 
     /// With [`Api::Tokens`] requests in flight are held and go on under the new weights, and the

@@ -3,7 +3,7 @@
 //! | server | asked | what is read |
 //! |---|---|---|
 //! | vLLM | `/metrics` | `vllm:num_requests_waiting`, all engines of the server together |
-//! | SGLang | `/v1/loads`, before 0.5.6 `/get_load`, else `/metrics` | `num_waiting_reqs` of all ranks, `sglang:num_queue_reqs` |
+//! | SGLang | `/v1/loads`, an older one `/get_load`, else `/metrics` | `num_waiting_reqs` of all ranks, `sglang:num_queue_reqs` |
 //!
 //! vLLM's `/load` is not asked: it counts requests that it has, not those that wait, and says 0
 //! where counting is off.
@@ -89,10 +89,7 @@ struct Known {
 
 impl Watch {
     /// Begins to ask. Must be called within a Tokio runtime.
-    pub(crate) fn start(
-        endpoint: &Endpoint,
-        ways: &'static [Way],
-    ) -> Result<Self, EngineError> {
+    pub(crate) fn start(endpoint: &Endpoint, ways: &'static [Way]) -> Result<Self, EngineError> {
         // A client of its own: a question does not wait behind requests.
         let http = Http::limited(
             Endpoint {
@@ -222,8 +219,8 @@ fn metric(text: &str, name: &str) -> Result<u64, String> {
 /// The sum of `num_waiting_reqs` over all ranks.
 fn loads(text: &str) -> Result<u64, String> {
     let expected = "expected a list of loads with num_waiting_reqs";
-    let reply: Value =
-        serde_json::from_str(text).map_err(|error| format!("{expected}, found no JSON ({error})"))?;
+    let reply: Value = serde_json::from_str(text)
+        .map_err(|error| format!("{expected}, found no JSON ({error})"))?;
     let ranks = reply.get("loads").unwrap_or(&reply).as_array();
     let counts = ranks.filter(|ranks| !ranks.is_empty()).and_then(|ranks| {
         let count = |rank: &Value| rank["num_waiting_reqs"].as_u64();
@@ -249,7 +246,11 @@ mod tests {
              vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"capacity\"} 7.0\n";
         assert_eq!(metric(text, name), Ok(7));
         assert_eq!(metric("vllm:num_requests_waiting 2\n", name), Ok(2));
-        for bad in ["", "vllm:num_requests_waiting{a=\"b\"} NaN", "vllm:num_requests_waiting -1"] {
+        for bad in [
+            "",
+            "vllm:num_requests_waiting{a=\"b\"} NaN",
+            "vllm:num_requests_waiting -1",
+        ] {
             assert!(metric(bad, name).is_err(), "{bad}");
         }
     }
@@ -259,7 +260,13 @@ mod tests {
         let new = r#"{"version": "0.5.9", "loads": [{"dp_rank": 0, "num_waiting_reqs": 2}, {"dp_rank": 1, "num_waiting_reqs": 5}]}"#;
         assert_eq!(loads(new), Ok(7));
         assert_eq!(loads(r#"[{"dp_rank": 0, "num_waiting_reqs": 1}]"#), Ok(1));
-        for bad in ["[]", "{}", "x", r#"{"loads": [{"num_reqs": 1}]}"#, r#"[{"num_waiting_reqs": -1}]"#] {
+        for bad in [
+            "[]",
+            "{}",
+            "x",
+            r#"{"loads": [{"num_reqs": 1}]}"#,
+            r#"[{"num_waiting_reqs": -1}]"#,
+        ] {
             assert!(loads(bad).is_err(), "{bad}");
         }
     }

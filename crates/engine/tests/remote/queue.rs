@@ -106,7 +106,10 @@ async fn a_server_that_does_not_tell_is_degraded_and_serves_all_the_same() {
     let replies: [(u16, Value); 5] = [
         (404, json!({"detail": "Not Found"})),
         (200, json!({})),
-        (200, Value::String("vllm:num_requests_waiting{} many\n".into())),
+        (
+            200,
+            Value::String("vllm:num_requests_waiting{} many\n".into()),
+        ),
         (500, json!({})),
         // Silence: given up after the deadline of a question.
         (0, Value::Null),
@@ -124,12 +127,7 @@ async fn a_server_that_does_not_tell_is_degraded_and_serves_all_the_same() {
         engine.generate(request(&[10], 9)).await.unwrap();
     }
     // A question has no way to hold the engine up: nobody answers any.
-    let (url, _) = serve(with(
-        sglang(),
-        &PATHS,
-        Arc::new(|_, _| (0, Value::Null)),
-    ))
-    .await;
+    let (url, _) = serve(with(sglang(), &PATHS, Arc::new(|_, _| (0, Value::Null)))).await;
     let engine = Sglang::connect(Endpoint::new(&url), facts()).await.unwrap();
     engine.generate(request(&[10], 9)).await.unwrap();
     assert_eq!(engine.queue().waiting, None);

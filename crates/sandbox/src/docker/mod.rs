@@ -147,6 +147,8 @@ pub struct DockerProvider {
 struct Maker {
     engine: Engine,
     config: DockerConfig,
+    /// Whether the engine is podman, which has words of its own.
+    podman: bool,
     owner: Owner,
     reaper: Reaper,
     tasks: TaskTracker,
@@ -174,6 +176,7 @@ impl DockerProvider {
             .call(Method::GET, "/_ping", "text/plain", Bytes::new())
             .await
             .map_err(|e| unsupported(format!("{host}: {e}")))?;
+        let podman = config.nested_sandboxes && is_podman(&engine).await;
         janitor::sweep(&engine).await;
         if let Some(image) = &config.image {
             // Now, so that no rollout waits for it.
@@ -184,6 +187,7 @@ impl DockerProvider {
             maker: Arc::new(Maker {
                 engine,
                 config,
+                podman,
                 owner: Owner::own(),
                 reaper,
                 tasks,
@@ -258,6 +262,20 @@ impl Provider for DockerProvider {
             })
         })
     }
+}
+
+/// Whether an engine says that it is podman; one that says nothing is taken for dockerd.
+async fn is_podman(engine: &Engine) -> bool {
+    let version: Value = engine
+        .json(Method::GET, "/version", None)
+        .await
+        .unwrap_or_default();
+    let parts = version.get("Components").and_then(Value::as_array);
+    parts.into_iter().flatten().any(|part| {
+        part.get("Name")
+            .and_then(Value::as_str)
+            .is_some_and(|name| name.starts_with("Podman"))
+    })
 }
 
 /// Counts a living sandbox.
@@ -441,9 +459,13 @@ impl Maker {
             .collect();
         let mut security = vec!["no-new-privileges"];
         if self.config.nested_sandboxes {
-            security.extend(["seccomp=unconfined", "systempaths=unconfined"]);
+            security.push("seccomp=unconfined");
+            // podman's word for a whole /proc; dockerd knows none, and has fields for it.
+            if self.podman {
+                security.push("unmask=ALL");
+            }
         }
-        json!({
+        let mut description = json!({
             "Image": image.id,
             "Entrypoint": [GUEST_PATH],
             "Cmd": ["init", json!(plan).to_string()],
@@ -475,6 +497,11 @@ impl Maker {
                 "Tmpfs": tmpfs,
                 "Mounts": mounts,
             },
-        })
+        });
+        if self.config.nested_sandboxes && !self.podman {
+            description["HostConfig"]["MaskedPaths"] = json!([]);
+            description["HostConfig"]["ReadonlyPaths"] = json!([]);
+        }
+        description
     }
 }

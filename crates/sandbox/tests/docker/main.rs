@@ -64,9 +64,8 @@ async fn the_suite_of_all_kinds_on_dockerd() {
 }
 
 /// With the machine's `/proc/sys` open, root in a container would be root of its settings.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn root_is_refused_where_the_machines_settings_are_open() {
-    let Some(engine) = Engine::start(Kind::Docker) else {
+async fn root_is_refused(kind: Kind) {
+    let Some(engine) = Engine::start(kind) else {
         return;
     };
     let config = DockerConfig {
@@ -94,9 +93,23 @@ async fn root_is_refused_where_the_machines_settings_are_open() {
     }
     let build = sandbox.exec(exec("build")).await.expect("others can run");
     assert_eq!(build.stdout, b"2001\n");
+    // What the setting is for: a fresh /proc in namespaces of one's own, which a covered one forbids.
+    let nested = "unshare -U -r -m -p -f sh -c 'mount -t proc none /proc && echo $$'";
+    let output = sandbox.exec(script(nested)).await.expect("a script");
+    assert_eq!(output.stdout, b"1\n", "{output:?}");
     drop((sandbox, world));
     provider.close().await;
     engine.assert_empty();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn root_is_refused_where_the_machines_settings_are_open_on_dockerd() {
+    root_is_refused(Kind::Docker).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn root_is_refused_where_the_machines_settings_are_open_on_podman() {
+    root_is_refused(Kind::Podman).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

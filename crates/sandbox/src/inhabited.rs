@@ -202,9 +202,9 @@ impl Inhabited {
         });
         SandboxError::NoSuchUser {
             name: self.name.clone(),
-            user: user.to_owned(),
-            image,
-            reason,
+            user: user.into(),
+            image: image.into(),
+            reason: reason.into(),
         }
     }
 
@@ -213,9 +213,9 @@ impl Inhabited {
             UserCause::Unknown => self.no_such_user(user, reason),
             UserCause::Refused => SandboxError::CannotSwitchUser {
                 name: self.name.clone(),
-                user: user.to_owned(),
-                reason,
-                hint: self.shell.users_hint(),
+                user: user.into(),
+                reason: reason.into(),
+                hint: self.shell.users_hint().into(),
             },
         }
     }

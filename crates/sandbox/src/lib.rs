@@ -342,11 +342,11 @@ pub enum SandboxError {
         /// The sandbox.
         name: String,
         /// The user, as he was named.
-        user: String,
+        user: Box<str>,
         /// The image.
-        image: String,
+        image: Box<str>,
         /// What was looked for, and where.
-        reason: String,
+        reason: Box<str>,
     },
     /// The user may be known, and this sandbox cannot run anything as him. Nothing was run.
     #[error("sandbox {name}: cannot run as {user:?}: {reason}; {hint}")]
@@ -354,11 +354,11 @@ pub enum SandboxError {
         /// The sandbox.
         name: String,
         /// The user, as he was named.
-        user: String,
+        user: Box<str>,
         /// Why not.
-        reason: String,
+        reason: Box<str>,
         /// What to do about it.
-        hint: String,
+        hint: Box<str>,
     },
     /// A file operation failed (no such file, disk limit reached …).
     #[error("sandbox {name}: {path}: {reason}")]

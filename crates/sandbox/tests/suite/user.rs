@@ -55,13 +55,13 @@ async fn unknown(sandbox: &dyn Sandbox, user: &str) -> String {
     else {
         panic!("{user}: {error:?}");
     };
-    assert_eq!(named, user);
-    assert!(!image.is_empty() && text.contains(&image), "{text}");
+    assert_eq!(&*named, user);
+    assert!(!image.is_empty() && text.contains(&*image), "{text}");
     assert!(
         text.contains(&format!("{user:?}")) && text.contains("expected"),
         "{text}"
     );
-    reason
+    reason.into_string()
 }
 
 /// Waits until no process has this in its command line.
@@ -234,7 +234,7 @@ cases! {
         for user in refused {
             match sandbox.exec(as_user(user, "id -u; touch /tmp/ran-as")).await {
                 Err(SandboxError::CannotSwitchUser { user: named, reason, hint, .. }) => {
-                    assert_eq!(named, user);
+                    assert_eq!(&*named, user);
                     assert!(!reason.is_empty() && !hint.is_empty(), "{user}: {reason}; {hint}");
                     assert!(!is_there(&*sandbox, "/tmp/ran-as").await, "{user}: it ran");
                 }

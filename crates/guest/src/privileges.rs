@@ -7,7 +7,7 @@
 //! may look into it, and nobody gets a right by starting a program (`no_new_privs`).
 //!
 //! The supervisor of a program of another user is that user, so that the sandbox's own programs
-//! cannot end or stop it; it keeps the right to end what that program starts. Programs have no
+//! cannot end or stop it (nor before it is: [`guard`]); it keeps the right to end what that program starts. Programs have no
 //! rights at all, but root's: those have [`OF_ROOT`], for files and users of the sandbox only.
 
 use std::{
@@ -39,6 +39,9 @@ pub(crate) const OF_ROOT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETUID);
 /// What PID 1 holds: root's, and to give up what a program must never get.
 pub(crate) const OF_INIT: CapabilitySet = OF_ROOT.union(CapabilitySet::SETPCAP);
+/// The number of a user that nobody is: below 65,536, so that every sandbox with several has it.
+const GUARD: u32 = 65_533;
+
 /// The names of what PID 1 holds, for whoever makes a container for it.
 pub const CAPABILITIES: [&str; 8] = [
     "CHOWN",
@@ -109,8 +112,33 @@ pub(crate) fn drop_privileges() -> Result<(), SetupError> {
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).step("PR_SET_DUMPABLE")
 }
 
+/// Puts PID 1, before it makes the supervisor of another user's program, out of the reach of the
+/// sandbox's own programs: they may signal whose real and saved numbers are theirs. What it does
+/// goes by the third number, which stays. The new process is out of reach from its first moment
+/// then, until it is its user. An error where it may not; nothing is changed then.
+pub(crate) fn guard() -> io::Result<()> {
+    real_user(GUARD)
+}
+
+/// Undoes [`guard`].
+pub(crate) fn unguard() -> io::Result<()> {
+    real_user(UID)
+}
+
+fn real_user(number: u32) -> io::Result<()> {
+    let held = held()?;
+    let (real, effective) = (Uid::from_raw(number), Uid::from_raw(UID));
+    set(held, held & (CapabilitySet::KILL | CapabilitySet::SETUID))?;
+    let changed = rustix::thread::set_thread_res_uid(real, effective, real);
+    set(held, held & CapabilitySet::KILL)?;
+    Ok(changed?)
+}
+
 /// Leaves the supervisor of a program of the sandbox's own user no right at all.
 pub(crate) fn give_up_all() -> io::Result<()> {
+    if rustix::process::getuid().as_raw() == GUARD {
+        unguard()?;
+    }
     let held = held()?;
     if !held.is_empty() {
         set(held, held)?;

@@ -25,6 +25,7 @@ use rustix::{
 
 use super::supervise::supervise;
 use crate::{
+    privileges,
     protocol::{CHUNK_BYTES, ExecRequest, Exited, Frame, Kind, WINDOW_BYTES},
     sys,
 };
@@ -233,9 +234,16 @@ impl Running {
         let (stdout, stdout_write) = pipe()?;
         let (stderr, stderr_write) = pipe()?;
         let started = Instant::now();
-        let supervisor_pid = match sys::fork()? {
-            sys::Fork::Child => supervise(request, &theirs, &stdin, &stdout_write, &stderr_write),
-            sys::Fork::Parent(pid) => pid,
+        let guarded = request.user.is_some() && privileges::guard().is_ok();
+        let forked = sys::fork();
+        if let Ok(sys::Fork::Child) = forked {
+            supervise(request, &theirs, &stdin, &stdout_write, &stderr_write);
+        }
+        if guarded {
+            privileges::unguard()?;
+        }
+        let sys::Fork::Parent(supervisor_pid) = forked? else {
+            return Err(io::Error::other("a supervisor came back"));
         };
         let output_bytes_max = usize::try_from(request.output_bytes_max).unwrap_or(usize::MAX);
         Ok(Self {

@@ -40,6 +40,9 @@ pub struct Lineage {
     pub sandbox: String,
     /// Over what the sandbox was made of.
     pub image_digest: String,
+    /// Whether the sandbox stood ready before the rollout came.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub warm: bool,
     /// Attempts of the same rollout before this one.
     pub retries: u32,
     /// Who scored it: `code`, `judge`, `code+judge`, `orchestrator`.
@@ -70,6 +73,7 @@ impl Lineage {
             sampling,
             sandbox,
             image_digest,
+            warm: _,
             retries: _,
             reward_source,
             verifier_digest,

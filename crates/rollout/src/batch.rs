@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashSet,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Instant,
 };
 
@@ -15,7 +15,8 @@ use crate::{
     job::Job,
     line::Line,
     places::Places,
-    runner::{Runner, Standing},
+    runner::{Runner, Standing, Start},
+    warm::Warm,
 };
 
 /// Why a batch could not go on. Rollouts that ended are in the ledger.
@@ -72,6 +73,18 @@ fn ledger_failed(job: &Job, reason: String) -> BatchError {
     }
 }
 
+/// Tells the warm sandboxes that a batch is over.
+struct Rest<'a> {
+    warm: &'a Warm,
+    stopped: bool,
+}
+
+impl Drop for Rest<'_> {
+    fn drop(&mut self) {
+        self.warm.rest(self.stopped);
+    }
+}
+
 fn interrupted(rollout: &Rollout) -> bool {
     let fault = Fault::Interrupted;
     matches!(&rollout.disposition, Some(Disposition::Discard { fault: own, .. }) if *own == fault)
@@ -116,7 +129,8 @@ impl Runner {
     ) -> Result<BatchResult, BatchError> {
         let concurrency = concurrency.max(1);
         let pools = &self.settings.pools;
-        let places = Places::new(pools, concurrency, self.settings.stages.create_s);
+        let create_s = self.settings.stages.create_s;
+        let places = Arc::new(Places::new(pools, concurrency, create_s, &self.gauges));
         let mut line = Line::new(&jobs, pools.share(concurrency));
         let has_enough = |line: &Line| enough.is_some_and(|groups| line.usable() >= groups);
         let started = Instant::now();
@@ -128,6 +142,16 @@ impl Runner {
                 });
             }
         }
+        let keys: Vec<_> = match self.settings.warm.on() {
+            true => jobs.iter().map(|job| self.warm_key(job)).collect(),
+            false => Vec::new(),
+        };
+        self.warm.begin(&places, keys.clone());
+        // However this future ends.
+        let mut rest = Rest {
+            warm: &self.warm,
+            stopped: true,
+        };
         let tally = Mutex::new((Counts::default(), Vec::new()));
         // Stops the others when one cannot go on.
         let stop = cancel.child_token();
@@ -160,6 +184,8 @@ impl Runner {
         let one = |index: usize, job: &Job| {
             let (stop, report, progress, tally) = (&stop, &report, &progress, &tally);
             let (job, places) = (job.clone(), &places);
+            let key = keys.get(index).and_then(Option::as_ref);
+            let claim = key.and_then(|(key, _)| self.warm.claim(key));
             async move {
                 if stop.is_cancelled() {
                     return Ok((index, None));
@@ -184,7 +210,11 @@ impl Runner {
                 let watch = |number: u32, rollout: &Rollout, superseded: bool| {
                     report(index, number, rollout, superseded);
                 };
-                let start = (queue_s, places);
+                let start = Start {
+                    queue_s,
+                    places,
+                    claim,
+                };
                 let rollout = self.run_from(&job, first, stop, start, &watch).await;
                 Ok((index, Some(rollout)))
             }
@@ -219,6 +249,7 @@ impl Runner {
                 let Some(job) = jobs.get(index) else { break };
                 running.push(one(index, job));
             }
+            self.warm.look(&self.provider);
             // On a failure the others still drain, so that their ends are recorded.
             match running.next().await {
                 None => break,
@@ -236,6 +267,7 @@ impl Runner {
         if let Some(error) = failure {
             return Err(error);
         }
+        rest.stopped = cancel.is_cancelled();
         let enough = has_enough(&line) && !cancel.is_cancelled();
         if enough {
             for (index, rollout) in rollouts.iter_mut().enumerate() {

@@ -20,7 +20,10 @@
 //! | `line` | which job is next: whole groups, fair to tasks, no more than enough; pure |
 //! | [`places`] | places of stages |
 //! | [`pace`] | load → number of places to run; pure |
+//! | [`warm`] | sandboxes that stand ready; what there should be is decided in `shelf`, pure |
+//! | [`gauges`] | what is going on, for Prometheus |
 //! | [`runner`] | one job: attempts, stages, clean-up |
+//! | `making` | what an attempt runs in: sandbox, files, services |
 //! | `steps` | tasks in steps: gates between them, one verdict of all; pure |
 //! | [`batch`] | many jobs: bounded, in order, resumable, cancellable |
 //! | [`way_out`] | the filtering proxy of a task that was granted hosts, and its log |
@@ -65,21 +68,27 @@
 //! | `generated_tokens_max` | none | the gateway refuses more; `truncate` / `tokens_limit` |
 //! | attempts of one job | [`job::ATTEMPTS_MAX`] | the last one is the result |
 //! | concurrency | the caller's | jobs wait, in order |
+//! | `warm.per_key`, `warm.total` | 0, 16 | no more are made ahead |
+//! | `warm.idle_s` | 600 | a sandbox that nobody took is destroyed |
 
 pub mod batch;
 pub mod classify;
 pub mod endings;
 pub mod event;
+pub mod gauges;
 pub mod job;
 mod line;
 mod lineage;
+mod making;
 pub mod pace;
 pub mod places;
 pub mod ports;
 pub mod runner;
 pub mod settings;
+mod shelf;
 mod steps;
 pub mod summary;
+pub mod warm;
 pub mod way_out;
 pub mod wiring;
 mod words;
@@ -87,11 +96,13 @@ mod words;
 pub use batch::{BatchError, BatchResult};
 pub use endings::{Choices, ENDINGS, Ending};
 pub use event::{Counts, Event};
+pub use gauges::Gauges;
 pub use job::{Budget, GroupPlan, Job, plan_group};
 pub use places::Pools;
 pub use ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store};
 pub use runner::Runner;
 pub use settings::{KeepWorlds, Settings, Stages};
 pub use summary::Summary;
+pub use warm::Warm;
 pub use way_out::Egress;
 pub use wiring::{not_kept_file, world_file};

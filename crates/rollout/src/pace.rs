@@ -24,26 +24,69 @@ pub const MEMORY_FREE_MIN: f64 = 0.08;
 /// Above this part of their limit, starts are slow: a quarter of the places goes.
 pub const CREATE_PART_MAX: f64 = 0.5;
 
-/// How many places there are next, between `least` and `most`.
+/// What decided the number of places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// It does not adapt (`pools.run_min` is 0).
+    Fixed,
+    /// Memory is short: half of them went.
+    Memory,
+    /// Sandboxes start slowly: a quarter went.
+    Starts,
+    /// Calls wait at the engine: a tenth went.
+    Queue,
+    /// Rollouts wait and nothing presses: some came.
+    Calm,
+    /// Nothing asks for a change.
+    Steady,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Fixed,
+        Self::Memory,
+        Self::Starts,
+        Self::Queue,
+        Self::Calm,
+        Self::Steady,
+    ];
+
+    /// The word used in gauges.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fixed => "fixed",
+            Self::Memory => "memory",
+            Self::Starts => "starts",
+            Self::Queue => "queue",
+            Self::Calm => "calm",
+            Self::Steady => "steady",
+        }
+    }
+}
+
+/// How many places there are next, between `least` and `most`, and why. A pressure is named also
+/// when there are no places left that it could take.
 #[must_use]
-pub fn next(places: usize, (least, most): (usize, usize), load: &Load) -> usize {
+pub fn next(places: usize, (least, most): (usize, usize), load: &Load) -> (usize, Reason) {
     let most = most.max(1);
     let least = least.clamp(1, most);
     let places = places.clamp(least, most);
     let queued = load.queued.unwrap_or(0);
-    let wanted = if load.memory_free.is_some_and(|free| free < MEMORY_FREE_MIN) {
-        places / 2
+    let (wanted, reason) = if load.memory_free.is_some_and(|free| free < MEMORY_FREE_MIN) {
+        (places / 2, Reason::Memory)
     } else if load.create_part.is_some_and(|part| part > CREATE_PART_MAX) {
-        places - places.div_ceil(4)
+        (places - places.div_ceil(4), Reason::Starts)
     } else if queued > places as u64 / 2 {
         // More than every second rollout only waits for the engine.
-        places - places.div_ceil(10)
+        (places - places.div_ceil(10), Reason::Queue)
     } else if load.waiting && queued <= places as u64 / 4 {
-        places + places.div_ceil(16)
+        (places + places.div_ceil(16), Reason::Calm)
     } else {
-        places
+        (places, Reason::Steady)
     };
-    wanted.clamp(least, most)
+    (wanted.clamp(least, most), reason)
 }
 
 /// The available part of this machine's memory.
@@ -79,34 +122,35 @@ mod tests {
     #[test]
     fn each_pressure_takes_places_away() {
         let bounds = (2, 64);
-        assert_eq!(next(32, bounds, &CALM), 34);
+        assert_eq!(next(32, bounds, &CALM), (34, Reason::Calm));
         let full = Load {
             memory_free: Some(0.01),
             ..CALM
         };
-        assert_eq!(next(32, bounds, &full), 16);
+        assert_eq!(next(32, bounds, &full), (16, Reason::Memory));
         let slow = Load {
             create_part: Some(0.9),
             ..CALM
         };
-        assert_eq!(next(32, bounds, &slow), 24);
+        assert_eq!(next(32, bounds, &slow), (24, Reason::Starts));
         let long = Load {
             queued: Some(17),
             ..CALM
         };
-        assert_eq!(next(32, bounds, &long), 28);
+        assert_eq!(next(32, bounds, &long), (28, Reason::Queue));
+        assert_eq!(next(2, bounds, &long), (2, Reason::Queue));
         // In between nothing changes, so that it does not swing.
         let some = Load {
             queued: Some(12),
             ..CALM
         };
-        assert_eq!(next(32, bounds, &some), 32);
+        assert_eq!(next(32, bounds, &some), (32, Reason::Steady));
         let idle = Load {
             waiting: false,
             ..CALM
         };
-        assert_eq!(next(32, bounds, &idle), 32);
-        assert_eq!(next(64, bounds, &CALM), 64);
+        assert_eq!(next(32, bounds, &idle), (32, Reason::Steady));
+        assert_eq!(next(64, bounds, &CALM), (64, Reason::Calm));
     }
 
     proptest! {
@@ -122,11 +166,11 @@ mod tests {
                 create_part: Some(part),
                 waiting,
             };
-            let found = next(places, bounds, &load);
+            let (found, _) = next(places, bounds, &load);
             prop_assert!(found >= 1 && found <= bounds.1.max(1));
             prop_assert!(found >= least.min(bounds.1.max(1)));
             let longer = Load { queued: Some(queued + 100), ..load };
-            prop_assert!(next(places, bounds, &longer) <= found.max(least.max(1)));
+            prop_assert!(next(places, bounds, &longer).0 <= found.max(least.max(1)));
         }
 
         /// Whatever the start: under steady pressure the least, in calm the most.
@@ -136,11 +180,11 @@ mod tests {
             let pressed = Load { queued: Some(10_000), ..CALM };
             let mut found = places;
             for _ in 0..200 {
-                found = next(found, bounds, &pressed);
+                found = next(found, bounds, &pressed).0;
             }
             prop_assert_eq!(found, least);
             for _ in 0..400 {
-                found = next(found, bounds, &CALM);
+                found = next(found, bounds, &CALM).0;
             }
             prop_assert_eq!(found, least + more);
         }

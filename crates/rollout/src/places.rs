@@ -4,20 +4,21 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use record::Fault;
 use serde::{Deserialize, Serialize};
 use tokio::{
-    sync::{Semaphore, SemaphorePermit},
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
     time::Instant,
 };
 
 use crate::{
     classify::Broken,
-    pace::{self, Load},
+    gauges::{Gauges, Stage, Up},
+    pace::{self, Load, Reason},
 };
 
 /// Starts of sandboxes that are remembered.
@@ -67,9 +68,12 @@ impl Pools {
 /// The places of a batch.
 #[derive(Debug)]
 pub(crate) struct Places {
-    create: Semaphore,
+    create: Arc<Semaphore>,
     run: Semaphore,
-    verify: Semaphore,
+    verify: Arc<Semaphore>,
+    /// How many places to make a sandbox and to verify there are.
+    limits: [(Stage, usize); 2],
+    gauges: Arc<Gauges>,
     bounds: Option<(usize, usize)>,
     create_limit_s: f64,
     pacing: Mutex<Pacing>,
@@ -87,11 +91,19 @@ struct Pacing {
     highest: usize,
 }
 
+/// A place to make a sandbox, or to be verified.
+#[derive(Debug)]
+pub(crate) struct Place {
+    _permit: OwnedSemaphorePermit,
+    _used: Option<Up>,
+}
+
 /// A place to run.
 #[derive(Debug)]
 pub(crate) struct RunPlace<'a> {
     permit: Option<SemaphorePermit<'a>>,
     places: &'a Places,
+    _used: Option<Up>,
 }
 
 impl Drop for RunPlace<'_> {
@@ -106,20 +118,40 @@ impl Drop for RunPlace<'_> {
     }
 }
 
-fn limited(places: usize, all: usize) -> Semaphore {
+fn limited(places: usize, all: usize) -> usize {
     let places = if places == 0 { all } else { places };
-    Semaphore::new(places.clamp(1, Semaphore::MAX_PERMITS))
+    places.clamp(1, Semaphore::MAX_PERMITS)
+}
+
+fn whole(places: usize) -> i64 {
+    i64::try_from(places).unwrap_or(i64::MAX)
 }
 
 impl Places {
     /// Of a batch of so many rollouts at a time.
-    pub(crate) fn new(pools: &Pools, concurrency: usize, create_limit_s: u64) -> Self {
+    pub(crate) fn new(
+        pools: &Pools,
+        concurrency: usize,
+        create_limit_s: u64,
+        gauges: &Arc<Gauges>,
+    ) -> Self {
         let concurrency = concurrency.clamp(1, Semaphore::MAX_PERMITS);
         let all = concurrency.saturating_add(pools.ready);
+        let (create, verify) = (limited(pools.create, all), limited(pools.verify, all));
+        let limits = [(Stage::Create, create), (Stage::Verify, verify)];
+        for (stage, places) in limits {
+            gauges.add_places(stage, whole(places));
+        }
+        gauges.add_places(Stage::Run, whole(concurrency));
+        if pools.run_min == 0 {
+            gauges.paced(Reason::Fixed);
+        }
         Self {
-            create: limited(pools.create, all),
+            create: Arc::new(Semaphore::new(create)),
             run: Semaphore::new(concurrency),
-            verify: limited(pools.verify, all),
+            verify: Arc::new(Semaphore::new(verify)),
+            limits,
+            gauges: Arc::clone(gauges),
             bounds: (pools.run_min > 0).then_some((pools.run_min.min(concurrency), concurrency)),
             create_limit_s: create_limit_s as f64,
             pacing: Mutex::new(Pacing {
@@ -135,8 +167,8 @@ impl Places {
     }
 
     /// For one rollout by itself.
-    pub(crate) fn of_one() -> Self {
-        Self::new(&Pools::default(), 1, 1)
+    pub(crate) fn of_one(gauges: &Arc<Gauges>) -> Self {
+        Self::new(&Pools::default(), 1, 1, gauges)
     }
 
     fn lock(&self) -> MutexGuard<'_, Pacing> {
@@ -144,24 +176,47 @@ impl Places {
     }
 
     /// A place to make a sandbox. `None` never happens: nobody closes it.
-    pub(crate) async fn create(&self) -> Option<SemaphorePermit<'_>> {
-        self.create.acquire().await.ok()
+    pub(crate) async fn create(&self) -> Option<Place> {
+        self.place(Stage::Create, &self.create).await
+    }
+
+    /// A place to make a sandbox, when there is one that nobody waits for.
+    pub(crate) fn try_create(&self) -> Option<Place> {
+        let permit = Arc::clone(&self.create).try_acquire_owned().ok()?;
+        Some(Place {
+            _permit: permit,
+            _used: self.gauges.using(Stage::Create),
+        })
+    }
+
+    async fn place(&self, stage: Stage, of: &Arc<Semaphore>) -> Option<Place> {
+        let waits = self.gauges.waiting(stage);
+        let permit = Arc::clone(of).acquire_owned().await.ok()?;
+        drop(waits);
+        Some(Place {
+            _permit: permit,
+            _used: self.gauges.using(stage),
+        })
     }
 
     /// A place to be verified.
-    pub(crate) async fn verify(&self) -> Option<SemaphorePermit<'_>> {
-        self.verify.acquire().await.ok()
+    pub(crate) async fn verify(&self) -> Option<Place> {
+        self.place(Stage::Verify, &self.verify).await
     }
 
     /// A place to run.
     pub(crate) async fn run(&self) -> RunPlace<'_> {
         self.lock().waiting += 1;
         // Counted down also when the wait is given up.
-        let _waits = Waits(self);
+        let _waits = Waits {
+            places: self,
+            _shown: self.gauges.waiting(Stage::Run),
+        };
         let permit = self.run.acquire().await.ok();
         RunPlace {
             permit,
             places: self,
+            _used: self.gauges.using(Stage::Run),
         }
     }
 
@@ -189,11 +244,14 @@ impl Places {
                 .map(|seconds| seconds / self.create_limit_s.max(1.0)),
             waiting: pacing.waiting > 0,
         };
-        let (before, after) = (pacing.places, pace::next(pacing.places, bounds, &load));
+        let (before, (after, reason)) = (pacing.places, pace::next(pacing.places, bounds, &load));
+        self.gauges.paced(reason);
         if after == before {
             return;
         }
-        tracing::info!(before, after, ?load, "places to run");
+        tracing::info!(before, after, ?reason, ?load, "places to run");
+        self.gauges
+            .add_places(Stage::Run, whole(after) - whole(before));
         pacing.places = after;
         pacing.lowest = pacing.lowest.min(after);
         pacing.highest = pacing.highest.max(after);
@@ -228,11 +286,24 @@ pub(crate) fn no_place(fault: Fault, to: &str, waited: Duration) -> Broken {
     (fault, reason)
 }
 
-struct Waits<'a>(&'a Places);
+struct Waits<'a> {
+    places: &'a Places,
+    _shown: Option<Up>,
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        for (stage, places) in self.limits {
+            self.gauges.add_places(stage, -whole(places));
+        }
+        let left = self.lock().places;
+        self.gauges.add_places(Stage::Run, -whole(left));
+    }
+}
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        self.0.lock().waiting -= 1;
+        self.places.lock().waiting -= 1;
     }
 }
 
@@ -255,7 +326,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn places_that_are_held_go_when_they_are_given_back() {
-        let places = Places::new(&pools(2), 8, 60);
+        let places = Places::new(&pools(2), 8, 60, &Arc::default());
         let mut held = Vec::new();
         for _ in 0..8 {
             held.push(places.run().await);
@@ -286,11 +357,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn slow_starts_take_places_and_without_a_minimum_nothing_changes() {
-        let places = Places::new(&pools(1), 8, 60);
+        let places = Places::new(&pools(1), 8, 60, &Arc::default());
         (0..20).for_each(|_| places.note_start(59.0));
         places.adapt(None, calm);
         assert_eq!(places.range(), (6, 8));
-        let fixed = Places::new(&pools(0), 8, 60);
+        let fixed = Places::new(&pools(0), 8, 60, &Arc::default());
         (0..20).for_each(|_| fixed.note_start(59.0));
         fixed.adapt(Some(1000), calm);
         assert_eq!((fixed.range(), fixed.run.available_permits()), ((8, 8), 8));

@@ -5,9 +5,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use harness::LaunchContext;
 use record::{Disposition, Fault, Rollout, RolloutId, RolloutSpec, StageSeconds, Verdict};
-use sandbox::{EgressProxy, Exec, Output, Provider, Sandbox};
+use sandbox::{Exec, Output, Provider, Sandbox};
 use task::Task;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -15,14 +14,17 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     classify::{self, Broken, HarnessEnd},
     endings::{self, Again},
+    gauges::Gauges,
     job::{self, ATTEMPTS_MAX, Job},
-    lineage, pace,
-    places::{Places, no_place, not_started},
+    lineage,
+    making::Place,
+    pace,
+    places::{Places, no_place},
     ports::{Capture, Captured, Judge, JudgeError, Open, OpenSession, Session, Store},
     settings::Settings,
     steps::{Steps, parts},
-    way_out,
-    words::{tail, told},
+    warm::{Claim, Warm},
+    words::tail,
 };
 
 /// How long a sandbox may stay silent after the limit of a process it runs.
@@ -44,6 +46,19 @@ pub struct Runner {
     pub judge: Arc<dyn Judge>,
     /// Limits and shared facts.
     pub settings: Arc<Settings>,
+    /// What is going on, in numbers.
+    pub gauges: Arc<Gauges>,
+    /// Sandboxes that stand ready; [`Runner::close`] ends them.
+    pub warm: Warm,
+}
+
+/// With what a job starts.
+pub(crate) struct Start<'a> {
+    /// Seconds in line.
+    pub(crate) queue_s: f64,
+    pub(crate) places: &'a Places,
+    /// Its claim to a warm sandbox; the first attempt's.
+    pub(crate) claim: Option<Claim>,
 }
 
 /// Told about the start and the end of each attempt: `(attempt number, rollout, superseded)`.
@@ -64,9 +79,24 @@ impl Runner {
     /// Cancelling the token ends it quickly as `Discard` / `Interrupted`. Never fails: every
     /// fault is in the result's disposition. The ledger is not asked for an earlier result.
     pub async fn run(&self, job: &Job, cancel: &CancellationToken) -> Rollout {
-        let places = Places::of_one();
-        self.run_from(job, 0, cancel, (0.0, &places), &|_, _, _| {})
-            .await
+        let start = Start {
+            queue_s: 0.0,
+            places: &Places::of_one(&self.gauges),
+            claim: None,
+        };
+        self.run_from(job, 0, cancel, start, &|_, _, _| {}).await
+    }
+
+    /// Ends what stands ready, and waits until it is gone. Rollouts that run are not touched.
+    pub async fn close(&self) {
+        self.warm.close().await;
+    }
+
+    /// The gauges in Prometheus' text form, as things are now; docs/rollouts.md lists them.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        self.gauges.queue(self.capture.queue());
+        self.gauges.text()
     }
 
     /// Runs a job from an attempt on.
@@ -75,7 +105,7 @@ impl Runner {
         job: &Job,
         first: u32,
         cancel: &CancellationToken,
-        (queue_s, places): (f64, &Places),
+        mut start: Start<'_>,
         watch: Watch<'_>,
     ) -> Rollout {
         let mut number = first;
@@ -86,9 +116,9 @@ impl Runner {
                 && job::attempt(&job.spec, number + 1).is_ok();
             let mut rollout = self.begin(job, spec);
             rollout.lineage.retries = number;
-            rollout.seconds.queue = queue_s;
+            rollout.seconds.queue = start.queue_s;
             watch(number, &rollout, false);
-            let disposition = self.attempt(job, &mut rollout, cancel, places).await;
+            let disposition = self.attempt(job, &mut rollout, cancel, &mut start).await;
             let (disposition, superseded) = match disposition {
                 Disposition::Discard { fault, reason }
                     if may_retry && endings::of_fault(fault).again == Again::Retried =>
@@ -183,7 +213,7 @@ impl Runner {
         job: &Job,
         rollout: &mut Rollout,
         cancel: &CancellationToken,
-        places: &Places,
+        start: &mut Start<'_>,
     ) -> Disposition {
         // Kept outside of the stages, so that it is destroyed properly also when they are dropped.
         let mut place = Place::default();
@@ -198,7 +228,7 @@ impl Runner {
                 Fault::Interrupted,
                 "the run was stopped".to_owned(),
             )),
-            outcome = self.stages(job, rollout, &mut place, places) => outcome,
+            outcome = self.stages(job, rollout, &mut place, start) => outcome,
         };
         if let Some(captured) = self.capture.status(&id) {
             rollout.calls = rollout.calls.max(captured.calls);
@@ -212,6 +242,7 @@ impl Runner {
             }
             rollout.seconds.destroy = started.elapsed().as_secs_f64();
         }
+        drop(place.alive);
         if let Some(proxy) = place.proxy {
             proxy.close().await;
         }
@@ -230,8 +261,9 @@ impl Runner {
         job: &Job,
         rollout: &mut Rollout,
         place: &mut Place,
-        places: &Places,
+        start: &mut Start<'_>,
     ) -> Result<(Verdict, Disposition), Broken> {
+        let places = start.places;
         let id = rollout.spec.id.clone();
         self.store
             .put(rollout.clone())
@@ -261,7 +293,8 @@ impl Runner {
         let started = Instant::now();
         let parts = parts(&job.task);
         let first = parts.first().unwrap_or(&job.task);
-        let created = self.create(job, first, &id, &session, place).await;
+        let claim = start.claim.take();
+        let created = self.create(job, first, &id, (&session, claim), place).await;
         rollout.seconds.create = started.elapsed().as_secs_f64();
         places.note_start(rollout.seconds.create);
         drop(making);
@@ -269,6 +302,7 @@ impl Runner {
             let image = sandbox.image();
             rollout.lineage.sandbox = image.kind;
             rollout.lineage.image_digest = image.digest;
+            rollout.lineage.warm = place.warm;
         }
         let mut exec = Some(created?);
         let sandbox = place.sandbox.as_deref().ok_or_else(|| {
@@ -408,138 +442,6 @@ impl Runner {
         Ok(verdict)
     }
 
-    /// Files and process of the harness for a part of the task.
-    fn launch(&self, job: &Job, part: &Task, session: &Session) -> Result<harness::Launch, Broken> {
-        let settings = &self.settings;
-        let limits = [
-            job.budget.harness_s.map(Duration::from_secs),
-            part.environment
-                .needs
-                .agent_timeout_s
-                .map(Duration::from_secs_f64),
-        ];
-        let timeout = limits
-            .into_iter()
-            .flatten()
-            .fold(settings.stages.harness(), Duration::min);
-        job.installed
-            .launch(&LaunchContext {
-                instruction: part.instruction.clone(),
-                base_url: format!("http://127.0.0.1:{}{}", settings.gateway_port, session.path),
-                api_key: session.key.clone(),
-                model: settings.model.clone(),
-                workspace: part.workspace.clone(),
-                home: part.home.clone(),
-                context_tokens: settings.context_tokens,
-                reply_tokens_max: settings.reply_tokens_max,
-                timeout,
-                tool_servers: verify::tool_servers(part).into_iter().map(told).collect(),
-            })
-            .map_err(|error| {
-                let fault = match error {
-                    // What a profile cannot say to its harness stays unsaid in another sandbox too.
-                    harness::HarnessError::ToolServers { .. } => Fault::SandboxRefused,
-                    _ => Fault::HarnessCrashed,
-                };
-                (fault, error.to_string())
-            })
-    }
-
-    /// Makes the sandbox with all files in it, and says what to run.
-    async fn create(
-        &self,
-        job: &Job,
-        part: &Task,
-        id: &RolloutId,
-        session: &Session,
-        place: &mut Place,
-    ) -> Result<Exec, Broken> {
-        let settings = &self.settings;
-        let stages = &settings.stages;
-        let launch = self.launch(job, part, session)?;
-        let parts = job.task.environment.stages.len().max(1) as u64;
-        let mut limits = settings.limits.clone();
-        limits.deadline_s = limits.deadline_s.max(stages.deadline_s() * parts);
-        // What a task says that it needs is what it gets.
-        let needs = &job.task.environment.needs;
-        limits.memory_bytes = needs.memory_mb.map_or(limits.memory_bytes, |mb| mb << 20);
-        limits.disk_bytes = needs.storage_mb.map_or(limits.disk_bytes, |mb| mb << 20);
-        limits.cpu_cores = needs.cpus.unwrap_or(limits.cpu_cores);
-        if let Err(error) = verify::refuse(&job.task) {
-            return Err((Fault::SandboxRefused, error.to_string()));
-        }
-        let mut spec = verify::spec(&job.task, id.to_string(), limits);
-        spec.mounts = launch.mounts;
-        spec.gateway_socket = Some(settings.gateway_socket.clone());
-        spec.gateway_port = settings.gateway_port;
-        place.services = verify::Services::start(&job.task).map_err(not_started)?;
-        if let Some(services) = &place.services {
-            spec.forwards = services.forwards();
-        }
-        let taken = [settings.gateway_port, way_out::PORT];
-        if let Some((port, _)) = spec.forwards.iter().find(|(port, _)| taken.contains(port)) {
-            let reason = format!(
-                "a service of the task has port {port}, which is the gateway's or the proxy's"
-            );
-            return Err((Fault::SandboxRefused, reason));
-        }
-        let (egress, socket) = (settings.egress.as_ref(), &settings.gateway_socket);
-        place.proxy =
-            way_out::open(egress, socket, &job.task, id, &mut spec).map_err(not_started)?;
-        let files = launch.files;
-        let make = async {
-            let made = self.provider.create(spec).await;
-            let made = made.map_err(|error| (classify::not_made(&error), error.to_string()))?;
-            let sandbox: &dyn Sandbox = &**place.sandbox.insert(made);
-            verify::prepare(part, sandbox).await.map_err(not_started)?;
-            if let Some(services) = &place.services {
-                services
-                    .ready(&job.task, sandbox)
-                    .await
-                    .map_err(not_started)?;
-            }
-            let servers = verify::start_tool_servers(&job.task, sandbox);
-            servers.await.map_err(not_started)?;
-            sandbox.upload(files).await.map_err(not_started)
-        };
-        let limit_s = stages.create_s;
-        match timeout(Duration::from_secs(limit_s), make).await {
-            Ok(made) => made.map(|()| launch.exec),
-            Err(_) => Err(not_started(format!(
-                "not ready after {limit_s} s (stages.create_s)"
-            ))),
-        }
-    }
-
-    /// Prepares a later step in the sandbox of the one before, and says what to run.
-    async fn next(
-        &self,
-        job: &Job,
-        part: &Task,
-        session: &Session,
-        sandbox: &dyn Sandbox,
-    ) -> Result<Exec, Broken> {
-        let launch = self.launch(job, part, session)?;
-        let create_s = self.settings.stages.create_s;
-        let make = async {
-            verify::prepare(part, sandbox)
-                .await
-                .map_err(|error| error.to_string())?;
-            sandbox
-                .upload(launch.files)
-                .await
-                .map_err(|error| error.to_string())
-        };
-        match timeout(Duration::from_secs(create_s), make).await {
-            Ok(Ok(())) => Ok(launch.exec),
-            Ok(Err(reason)) => Err((Fault::SandboxLost, reason)),
-            Err(_) => Err((
-                Fault::SandboxLost,
-                format!("the next step was not ready after {create_s} s (stages.create_s)"),
-            )),
-        }
-    }
-
     /// Runs the harness to its end.
     async fn harness(
         &self,
@@ -580,14 +482,6 @@ impl Runner {
             ),
         }
     }
-}
-
-/// What an attempt has, and must give back.
-#[derive(Default)]
-struct Place {
-    sandbox: Option<Box<dyn Sandbox>>,
-    services: Option<verify::Services>,
-    proxy: Option<EgressProxy>,
 }
 
 pub(crate) fn now_ms() -> u64 {

@@ -6,7 +6,7 @@ use sandbox::Limits;
 use serde::{Deserialize, Serialize};
 use verify::judge::Panel;
 
-use crate::{endings::Choices, places::Pools, way_out::Egress};
+use crate::{endings::Choices, places::Pools, shelf, way_out::Egress};
 
 /// Wall-clock limits by stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -85,6 +85,8 @@ pub struct Settings {
     pub sandbox_retries: u32,
     /// Places of stages.
     pub pools: Pools,
+    /// Sandboxes that stand ready.
+    pub warm: shelf::Settings,
     /// What this run decides differently about spent budgets.
     pub dispositions: Choices,
     /// Calls that one rollout may make.
@@ -127,6 +129,7 @@ impl Settings {
             limits: Limits::default(),
             sandbox_retries: 1,
             pools: Pools::default(),
+            warm: shelf::Settings::default(),
             dispositions: Choices::default(),
             calls_max: 100,
             generated_tokens_max: None,

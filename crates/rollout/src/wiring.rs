@@ -13,11 +13,13 @@ use tree::Selection;
 use verify::{Told, VerifyError, World, judge::Panel};
 
 use crate::{
+    gauges::Gauges,
     lineage,
     ports::{Capture, Captured, Judge, JudgeError, OpenSession, Session, Store},
     runner::Runner,
     settings::{KeepWorlds, Settings},
     summary::Summary,
+    warm::Warm,
 };
 
 impl Runner {
@@ -31,7 +33,10 @@ impl Runner {
         ledger: Ledger,
         settings: Settings,
     ) -> Self {
+        let gauges = Arc::new(Gauges::default());
         Self {
+            warm: Warm::of(&settings, &gauges),
+            gauges,
             capture: Arc::new(RealCapture {
                 gateway,
                 engine,

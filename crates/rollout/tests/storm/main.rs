@@ -81,6 +81,8 @@ struct Storm {
     kills: u32,
     /// Gateway restarts in each life of the orchestrator.
     restarts: u32,
+    /// Sandboxes that stand ready.
+    warm: usize,
 }
 
 fn sandboxes_work() -> bool {
@@ -132,6 +134,7 @@ impl Storm {
                 faults_percent: self.faults_percent,
                 concurrency: self.concurrency,
                 restarts,
+                warm: self.warm,
             };
             let mut child = start(&orders);
             let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -226,6 +229,10 @@ impl Storm {
             *ends.entry(format!("{fate:?}: {end}")).or_default() += 1;
         }
         println!("{ends:#?}");
+        let all = attempts.values().flat_map(BTreeMap::values);
+        let warm = all.filter(|rollout| rollout.lineage.warm).count();
+        println!("{warm} attempts found their sandbox ready");
+        assert_eq!(warm > 0, self.warm > 0, "seed {seed}");
         assert!(wrong.is_empty(), "seed {seed}: {wrong:#?}");
         assert!(
             self.kills == 0 || interrupted > 0,
@@ -259,6 +266,20 @@ fn sixty_rollouts_in_a_storm_end_as_they_must() {
         concurrency: 6,
         kills: 2,
         restarts: 1,
+        warm: 0,
+    }
+    .rage();
+}
+
+#[test]
+fn sixty_rollouts_in_a_storm_with_warm_sandboxes_end_as_they_must() {
+    Storm {
+        rollouts: 60,
+        faults_percent: 30,
+        concurrency: 6,
+        kills: 2,
+        restarts: 1,
+        warm: 3,
     }
     .rage();
 }
@@ -272,6 +293,7 @@ fn a_thousand_rollouts_in_a_storm_end_as_they_must() {
         concurrency: 8,
         kills: 5,
         restarts: 2,
+        warm: 0,
     }
     .rage();
 }

@@ -50,6 +50,8 @@ pub(crate) struct Orders {
     pub(crate) concurrency: usize,
     /// The gateway is restarted when so many rollouts have ended.
     pub(crate) restarts: Vec<u32>,
+    /// Sandboxes that stand ready.
+    pub(crate) warm: usize,
 }
 
 /// What the process says when it is through.
@@ -348,6 +350,7 @@ pub(crate) async fn run(orders: Orders) -> Report {
     settings.codec_digest = codec.digest().to_owned();
     settings.pools.ready = 2;
     settings.pools.create = 4;
+    settings.warm.per_key = orders.warm;
     let rooms = Rooms {
         socket,
         engine: Arc::new(Hanging {
@@ -414,6 +417,7 @@ pub(crate) async fn run(orders: Orders) -> Report {
     assert!(result.rollouts.iter().all(Option::is_some));
     let seconds = started.elapsed().as_secs_f64();
     let own_cpu_ms = look::cpu_ms().0;
+    runner.close().await;
     drop((runner, newest, rooms));
     ledger.close().await.unwrap();
     provider.close().await;

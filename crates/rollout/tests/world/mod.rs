@@ -438,6 +438,8 @@ pub fn runner(world: &Arc<World>) -> Runner {
         store: ports.clone(),
         judge: ports,
         settings: Arc::new(settings),
+        gauges: Arc::default(),
+        warm: rollout::Warm::default(),
     }
 }
 

@@ -17,6 +17,7 @@ use verify::judge::Panel;
 use crate::{
     display::Display,
     error::CliError,
+    metrics::Metrics,
     recipe::{Recipe, VerifySettings},
     run_dir::RunDir,
 };
@@ -29,6 +30,7 @@ pub(crate) struct Lab {
     pub(crate) ledger: Ledger,
     gateway: Arc<Gateway>,
     runner: Runner,
+    metrics: Option<Metrics>,
     harnesses: Vec<Arc<Installed>>,
     concurrency: usize,
     seed: u64,
@@ -98,6 +100,7 @@ impl Lab {
         settings.calls_max = recipe.rollout.calls_max;
         settings.generated_tokens_max = recipe.rollout.generated_tokens_max;
         settings.pools = recipe.rollout.pools;
+        settings.warm = recipe.rollout.warm;
         settings.dispositions = recipe.rollout.dispositions.clone();
         settings.context_tokens = engine.info().context_tokens_max;
         settings.reply_tokens_max = recipe.rollout.reply_tokens_max;
@@ -121,6 +124,14 @@ impl Lab {
             ledger.clone(),
             settings,
         );
+        let metrics = match recipe.rollout.metrics_listen {
+            Some(listen) => {
+                let (gateway, runner) = (Arc::clone(&gateway), runner.clone());
+                let page = move || gateway.metrics_text() + &runner.metrics_text();
+                Some(Metrics::start(listen, Arc::new(page)).await?)
+            }
+            None => None,
+        };
         let sampling = Sampling {
             tokens_max: recipe.rollout.reply_tokens_max,
             stop_ids: codec.stop_ids().to_vec(),
@@ -131,6 +142,7 @@ impl Lab {
             ledger,
             gateway,
             runner,
+            metrics,
             harnesses,
             concurrency,
             seed,
@@ -242,8 +254,13 @@ impl Lab {
             ledger,
             gateway,
             runner,
+            metrics,
             ..
         } = self;
+        if let Some(metrics) = metrics {
+            metrics.end().await;
+        }
+        runner.close().await;
         gateway.shutdown(DRAIN).await;
         drop(runner);
         drop(gateway);

@@ -11,6 +11,7 @@ mod display;
 mod engines;
 mod error;
 mod lab;
+mod metrics;
 mod models;
 mod policy;
 mod recipe;

@@ -7,6 +7,7 @@ mod train;
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -124,8 +125,13 @@ pub(crate) struct RolloutSettings {
     /// Tokens that may be generated for a rollout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) generated_tokens_max: Option<u64>,
+    /// Where gauges of the run are served, `http://ADDRESS/metrics`; nowhere by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) metrics_listen: Option<SocketAddr>,
     /// Places of stages.
     pub(crate) pools: rollout::Pools,
+    /// Sandboxes that stand ready.
+    pub(crate) warm: rollout::warm::Settings,
     /// Which spent budgets are masked instead of truncated.
     #[serde(skip_serializing_if = "rollout::Choices::is_empty")]
     pub(crate) dispositions: rollout::Choices,
@@ -146,7 +152,9 @@ impl Default for RolloutSettings {
             reply_tokens_max: 256,
             calls_max: 12,
             generated_tokens_max: None,
+            metrics_listen: None,
             pools: rollout::Pools::default(),
+            warm: rollout::warm::Settings::default(),
             dispositions: rollout::Choices::default(),
             stages: rollout::Stages::default(),
             limits: Limits::default(),
@@ -270,6 +278,12 @@ impl Recipe {
         if !(share > 0.0 && share <= 1.0) {
             let expected = "a number above 0, at most 1";
             return wrong("rollout.pools.task_share", expected, share.to_string());
+        }
+        let warm = &self.rollout.warm;
+        if warm.per_key > 0 && (warm.total == 0 || warm.idle_s == 0) {
+            let expected = "at least 1 each while per_key is not 0";
+            let found = format!("{} and {}", warm.total, warm.idle_s);
+            return wrong("rollout.warm.total, .idle_s", expected, found);
         }
         let wrong_host = |host: &&String| {
             host.trim().is_empty() || host.contains(['/', ' ', ',']) || host.contains("://")

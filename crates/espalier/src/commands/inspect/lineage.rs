@@ -23,13 +23,17 @@ pub(super) fn text(lineage: &Lineage) -> String {
         let names: Vec<String> = versions.iter().map(ToString::to_string).collect();
         names.join(", ")
     };
+    let sandbox = match lineage.warm {
+        true => format!("{} (warm)", lineage.sandbox),
+        false => lineage.sandbox.clone(),
+    };
     let end = lineage.policy_end.map(|version| version.to_string());
     line(
         "made by",
         &[
             ("espalier", lineage.espalier.clone()),
             ("gateway", lineage.gateway.clone()),
-            ("sandbox", lineage.sandbox.clone()),
+            ("sandbox", sandbox),
             ("image", digest(&lineage.image_digest)),
         ],
     );

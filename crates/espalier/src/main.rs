@@ -31,6 +31,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use error::CliError;
 
+/// A gateway parses, copies and renders conversations all day: with the allocator of the C library
+/// that was a fifth of its processor time (docs/benchmarks.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Reinforcement learning of language models through real, unmodified agent harnesses.
 #[derive(Debug, Parser)]
 #[command(name = "espalier", version, max_term_width = 100)]

@@ -1,7 +1,7 @@
 //! The prompt of the next call, in the ids of the earlier ones. The method is in the header of
 //! the crate.
 
-use std::iter;
+use std::{borrow::Cow, iter};
 
 use record::{Continuation, Conversation, Message, Part, Role, ToolSpec};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{
     CodecError, History, Inner, Memory, Mode,
     echo::without_defaults,
-    memory::CANDIDATES_MAX,
+    memory::{CANDIDATES_MAX, Echoed},
     template::{Frame, calling, saying},
 };
 
@@ -306,36 +306,42 @@ fn exact(
     memory: &Memory,
 ) -> Result<Option<Prompt>, CodecError> {
     let word = placeholder(conversation);
-    let mut shown = conversation.clone();
+    let mut shown: Vec<Cow<'_, Message>> =
+        conversation.messages.iter().map(Cow::Borrowed).collect();
     let mut echoes = Vec::new();
     let (mut matched, mut repaired) = (0, 0);
-    for message in &mut shown.messages {
+    for message in &mut shown {
         if message.role != Role::Assistant {
             continue;
         }
         let plain = without_defaults(message, &conversation.tools);
-        let forms: Vec<&Message> = iter::once(&*message).chain(&plain).collect();
-        let raw_texts = memory.raw_texts(&forms);
-        let Some(newest) = raw_texts.first() else {
+        let forms: Vec<&Message> = iter::once(&**message).chain(&plain).collect();
+        let Some(Echoed {
+            raw_texts,
+            reworded_tokens,
+        }) = memory.echoed(&forms)
+        else {
             continue;
         };
         matched += 1;
-        repaired += memory.reworded_tokens(&forms);
-        if inner.settings.history == History::AsTemplate {
+        repaired += reworded_tokens;
+        if inner.settings.history == History::AsTemplate
+            && let Some(newest) = raw_texts.first()
+        {
             let reasoning = crate::grammar::parse(inner, newest, &[]).message.reasoning;
             if reasoning.is_some() {
-                message.reasoning = reasoning;
+                message.to_mut().reasoning = reasoning;
                 continue;
             }
         }
         let word = format!("{word}{}end", echoes.len());
         let frame = match &inner.turn.called {
             Some(frame) if inner.calls_stay_calls && !message.tool_calls.is_empty() => {
-                *message = calling(&word);
+                *message = Cow::Owned(calling(&word));
                 frame
             }
             _ => {
-                *message = saying(&word);
+                *message = Cow::Owned(saying(&word));
                 &inner.turn.said
             }
         };
@@ -345,7 +351,11 @@ fn exact(
             raw_texts,
         });
     }
-    let rendered = match inner.template.render(&shown, true) {
+    let mut turns = shown.iter().map(|message| &**message);
+    let rendered = match inner
+        .template
+        .render_turns(&mut turns, &conversation.tools, true)
+    {
         Ok(rendered) => rendered,
         // The template needs the calls. As it came it may still be accepted.
         Err(CodecError::Template { .. }) if !echoes.is_empty() => return Ok(None),

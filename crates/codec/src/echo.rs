@@ -1,6 +1,8 @@
 //! Whether an assistant turn of a request is one of ours: does it say the same?
 
-use record::{Message, ToolSpec};
+use std::borrow::Cow;
+
+use record::{Message, Part, ToolSpec};
 use serde_json::Value;
 
 /// What an assistant turn says, without how it is written: equal for a reply and for every echo
@@ -11,43 +13,86 @@ use serde_json::Value;
 /// against `1`, `""` or `null` arguments against `{}`, blanks at the ends of lines of arguments.
 #[must_use]
 pub fn meaning(message: &Message) -> String {
-    let text = message.text_content();
-    let mut out = Value::from(text.trim()).to_string();
+    let mut out = String::new();
+    put(text(message).trim(), &mut out);
     for call in &message.tool_calls {
         out.push('\n');
-        out.push_str(&Value::from(call.name.as_str()).to_string());
+        put(&call.name, &mut out);
         out.push(' ');
-        match &call.arguments {
-            Value::Null => out.push_str("{}"),
-            Value::String(text) => match serde_json::from_str::<Value>(text) {
-                Ok(parsed @ Value::Object(_)) => write(&parsed, &mut out),
-                _ if text.trim().is_empty() => out.push_str("{}"),
-                _ => out.push_str(&Value::from(text.as_str()).to_string()),
-            },
-            other => write(other, &mut out),
-        }
+        out.push_str(&said_arguments(&call.arguments));
     }
     out
+}
+
+/// Whether two turns have the same [`meaning`]. Almost always they are the same word for word or
+/// say something else in their text, and nothing is written out to find that.
+#[must_use]
+pub fn same_meaning(one: &Message, other: &Message) -> bool {
+    one.tool_calls.len() == other.tool_calls.len()
+        && text(one).trim() == text(other).trim()
+        && one.tool_calls.iter().zip(&other.tool_calls).all(|(a, b)| {
+            a.name == b.name
+                && (a.arguments == b.arguments
+                    || said_arguments(&a.arguments) == said_arguments(&b.arguments))
+        })
+}
+
+/// [`Message::text_content`] without a copy where the text is in one piece.
+fn text(message: &Message) -> Cow<'_, str> {
+    match message.content.as_slice() {
+        [] => Cow::Borrowed(""),
+        [Part::Text { text }] => Cow::Borrowed(text),
+        _ => Cow::Owned(message.text_content()),
+    }
+}
+
+/// A text with its length before it: nothing in it can be taken for what comes next, and nothing
+/// needs to be escaped.
+fn put(text: &str, out: &mut String) {
+    out.push_str(&text.len().to_string());
+    out.push(':');
+    out.push_str(text);
+}
+
+fn said_arguments(arguments: &Value) -> String {
+    match arguments {
+        Value::Null => "{}".to_owned(),
+        Value::String(text) => match serde_json::from_str::<Value>(text) {
+            Ok(parsed @ Value::Object(_)) => canonical(&parsed),
+            _ if text.trim().is_empty() => "{}".to_owned(),
+            _ => canonical(arguments),
+        },
+        other => canonical(other),
+    }
 }
 
 /// The turn without arguments that say what their schemas say when they are absent: some clients
 /// fill such defaults in before they echo a call. `None` when it has no such argument.
 pub(crate) fn without_defaults(message: &Message, tools: &[ToolSpec]) -> Option<Message> {
+    let is_default = |name: &str, key: &str, value: &Value| {
+        let tool = tools.iter().find(|tool| tool.name == name);
+        let default =
+            tool.and_then(|tool| tool.parameters.get("properties")?.get(key)?.get("default"));
+        default.is_some_and(|default| default == value || canonical(default) == canonical(value))
+    };
+    let has_one = message.tool_calls.iter().any(|call| {
+        let arguments = call.arguments.as_object();
+        arguments.is_some_and(|arguments| {
+            arguments
+                .iter()
+                .any(|(key, value)| is_default(&call.name, key, value))
+        })
+    });
+    if !has_one {
+        return None;
+    }
     let mut plain = message.clone();
-    let mut fewer = false;
     for call in &mut plain.tool_calls {
-        let tool = tools.iter().find(|tool| tool.name == call.name);
-        let properties = tool.and_then(|tool| tool.parameters.get("properties"));
-        if let (Some(properties), Value::Object(arguments)) = (properties, &mut call.arguments) {
-            let before = arguments.len();
-            arguments.retain(|key, value| {
-                let default = properties.get(key).and_then(|schema| schema.get("default"));
-                default.is_none_or(|default| canonical(default) != canonical(value))
-            });
-            fewer |= arguments.len() < before;
+        if let Value::Object(arguments) = &mut call.arguments {
+            arguments.retain(|key, value| !is_default(&call.name, key, value));
         }
     }
-    fewer.then_some(plain)
+    Some(plain)
 }
 
 fn canonical(value: &Value) -> String {
@@ -66,8 +111,7 @@ fn write(value: &Value, out: &mut String) {
                 if index > 0 {
                     out.push(',');
                 }
-                out.push_str(&Value::from(key.as_str()).to_string());
-                out.push(':');
+                put(key, out);
                 write(item, out);
             }
             out.push('}');
@@ -90,11 +134,17 @@ fn write(value: &Value, out: &mut String) {
         },
         // Claude Code takes blanks off the ends of lines that are written to a file.
         Value::String(text) => {
-            let lines: Vec<&str> = text
-                .split('\n')
-                .map(|line| line.trim_end_matches([' ', '\t']))
-                .collect();
-            out.push_str(&Value::from(lines.join("\n")).to_string());
+            let ends = |line: &str| line.ends_with([' ', '\t']);
+            out.push('s');
+            if text.split('\n').any(ends) {
+                let lines: Vec<&str> = text
+                    .split('\n')
+                    .map(|line| line.trim_end_matches([' ', '\t']))
+                    .collect();
+                put(&lines.join("\n"), out);
+            } else {
+                put(text, out);
+            }
         }
         other => out.push_str(&other.to_string()),
     }
@@ -136,6 +186,7 @@ mod tests {
         echo.reasoning = Some("dropped or renamed".into());
         echo.tool_calls[0].id = "other".into();
         assert_eq!(meaning(&ours), meaning(&echo));
+        assert!(same_meaning(&ours, &echo));
         let nothing = [json!({}), json!(null), json!(""), json!("{}")];
         for arguments in nothing {
             assert_eq!(
@@ -194,6 +245,10 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for message in &different {
             assert!(seen.insert(meaning(message)), "{message:?}");
+            let like = different
+                .iter()
+                .filter(|other| same_meaning(message, other));
+            assert_eq!(like.count(), 1, "{message:?}");
         }
     }
 

@@ -76,6 +76,17 @@ pub(crate) struct Found {
     pub(crate) text_bytes: usize,
 }
 
+/// An echo of a recorded reply.
+#[derive(Debug)]
+pub(crate) struct Echoed<'a> {
+    /// The distinct raw texts that it may be: those of the first form before those of the second,
+    /// newest first.
+    pub(crate) raw_texts: Vec<&'a str>,
+    /// Generated tokens of the reply when the echo repeats it in other words; 0 when it is word for
+    /// word what one of ours said.
+    pub(crate) reworded_tokens: u32,
+}
+
 impl Memory {
     /// Stores a finished call: the prompt that was sent to the engine, the ids that it generated,
     /// the text of these ids, and the message that the harness got.
@@ -155,44 +166,33 @@ impl Memory {
         self.bytes
     }
 
-    /// Replies that say the same as one of these, those of the first before those of the second,
-    /// newest first.
-    fn saying(&self, turns: &[&Message]) -> impl Iterator<Item = &Entry> {
-        let found = turns
+    /// What the recorded replies are that say the same as one of these forms of an echo; the first
+    /// form is the echo as it came. `None` when it is not ours.
+    pub(crate) fn echoed(&self, forms: &[&Message]) -> Option<Echoed<'_>> {
+        let found = forms
             .iter()
-            .filter_map(|turn| self.by_meaning.get(&meaning(turn)));
-        let found: Vec<&Vec<usize>> = found.collect();
-        found
-            .into_iter()
+            .filter_map(|form| self.by_meaning.get(&meaning(form)));
+        let ours: Vec<&Entry> = found
             .flat_map(|entries| entries.iter().rev())
-            .map(move |&index| &self.entries[index])
-    }
-
-    /// The distinct raw texts of replies that say the same as one of these forms of an echo, newest
-    /// first; empty when it is not ours.
-    pub(crate) fn raw_texts(&self, forms: &[&Message]) -> Vec<&str> {
-        let mut texts: Vec<&str> = Vec::new();
-        for entry in self.saying(forms) {
+            .map(|&index| &self.entries[index])
+            .collect();
+        let newest = ours.first()?;
+        let mut raw_texts: Vec<&str> = Vec::new();
+        for entry in &ours {
             let raw = &entry.text[entry.reply_start..];
-            if !texts.contains(&raw) {
-                texts.push(raw);
+            if !raw_texts.contains(&raw) {
+                raw_texts.push(raw);
             }
-            if texts.len() == CANDIDATES_MAX {
+            if raw_texts.len() == CANDIDATES_MAX {
                 break;
             }
         }
-        texts
-    }
-
-    /// Generated tokens of the turn that an echo repeats in other words; 0 when it is word for
-    /// word what one of ours said, or not ours. The first of its forms is the echo as it came.
-    pub(crate) fn reworded_tokens(&self, forms: &[&Message]) -> u32 {
-        let wording = forms.first().map(|echo| wording(echo));
-        if self.saying(forms).any(|ours| Some(ours.wording) == wording) {
-            return 0;
-        }
-        let newest = self.saying(forms).next();
-        newest.map_or(0, |ours| ours.generated)
+        let wording = wording(forms.first()?);
+        let word_for_word = ours.iter().any(|ours| ours.wording == wording);
+        Some(Echoed {
+            raw_texts,
+            reworded_tokens: if word_for_word { 0 } else { newest.generated },
+        })
     }
 
     /// The recorded call with the longest text that is a prefix of the pattern; of equal ones

@@ -6,11 +6,14 @@
 //! `tools` and `documents` (`none` when absent), `add_generation_prompt`, `enable_thinking` when
 //! set, and the special tokens.
 
+use std::borrow::Cow;
+
 use minijinja::{
     Environment, ErrorKind, Value as Jinja,
     value::{Kwargs, Rest},
 };
-use record::{Conversation, Message, Part, Role, ToolCall};
+use record::{Conversation, Message, Part, Role, ToolCall, ToolSpec};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::{CodecError, Settings, files::Files, python_json, strftime::strftime, tokens::Tokens};
@@ -103,11 +106,10 @@ impl Template {
             if value.is_undefined() {
                 return Ok(());
             }
-            let text = match value.as_str() {
-                Some(text) => text.to_owned(),
-                None => python_json::display(&to_json(value)?),
-            };
-            out.write_str(&text)?;
+            match value.as_str() {
+                Some(text) => out.write_str(text)?,
+                None => out.write_str(&python_json::display(&to_json(value)?))?,
+            }
             Ok(())
         });
         environment.add_filter("tojson", tojson);
@@ -151,30 +153,26 @@ impl Template {
         conversation: &Conversation,
         add_generation_prompt: bool,
     ) -> Result<String, CodecError> {
-        let messages = conversation
-            .messages
-            .iter()
-            .map(message_value)
-            .collect::<Vec<_>>();
-        let tools = &conversation.tools;
-        let tools_value = if tools.is_empty() {
-            Value::Null
-        } else {
-            tools
-                .iter()
-                .map(|tool| {
-                    json!({"type": "function", "function": {
-                        "name": tool.name,
-                        "description": tool.description,
-                        "parameters": tool.parameters,
-                    }})
-                })
-                .collect()
+        self.render_turns(
+            &mut conversation.messages.iter(),
+            &conversation.tools,
+            add_generation_prompt,
+        )
+    }
+
+    /// [`Template::render`] of messages that are not in one conversation.
+    pub(crate) fn render_turns(
+        &self,
+        messages: &mut dyn Iterator<Item = &Message>,
+        tools: &[ToolSpec],
+        add_generation_prompt: bool,
+    ) -> Result<String, CodecError> {
+        let variables = Variables {
+            fixed: &self.variables,
+            messages: messages.map(Shown::of).collect(),
+            tools: (!tools.is_empty()).then(|| tools.iter().map(ShownTool::of).collect()),
+            add_generation_prompt,
         };
-        let mut variables = self.variables.clone();
-        variables.insert("messages".into(), Value::Array(messages));
-        variables.insert("tools".into(), tools_value);
-        variables.insert("add_generation_prompt".into(), json!(add_generation_prompt));
         let name = if self.has_tool_template && !tools.is_empty() {
             "tool_use"
         } else {
@@ -192,43 +190,95 @@ impl Template {
 /// included.
 pub const IMAGE_NOTICE: &str = "[An image stood here, which this model cannot see.]";
 
+/// What a template sees. Histories are long: nothing is copied before the template engine does it.
+#[derive(Serialize)]
+struct Variables<'a> {
+    #[serde(flatten)]
+    fixed: &'a Map<String, Value>,
+    messages: Vec<Shown<'a>>,
+    tools: Option<Vec<ShownTool<'a>>>,
+    add_generation_prompt: bool,
+}
+
 /// A message as templates want it: content one text (blocks joined by a line break, as serving
 /// engines do), arguments of tool calls as objects.
-fn message_value(message: &Message) -> Value {
-    let mut texts = Vec::with_capacity(message.content.len());
-    for part in &message.content {
-        match part {
-            Part::Text { text } => texts.push(text.as_str()),
-            Part::Image { .. } => texts.push(IMAGE_NOTICE),
+#[derive(Serialize)]
+struct Shown<'a> {
+    role: &'static str,
+    content: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ShownCall<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_call_id: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct ShownCall<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    function: ShownFunction<'a>,
+}
+
+#[derive(Serialize)]
+struct ShownFunction<'a> {
+    name: &'a str,
+    arguments: &'a Value,
+}
+
+#[derive(Serialize)]
+struct ShownTool<'a> {
+    r#type: &'static str,
+    function: &'a ToolSpec,
+}
+
+impl<'a> Shown<'a> {
+    fn of(message: &'a Message) -> Self {
+        let text = |part: &'a Part| match part {
+            Part::Text { text } => text.as_str(),
+            Part::Image { .. } => IMAGE_NOTICE,
+        };
+        let content = match message.content.as_slice() {
+            [] => Cow::Borrowed(""),
+            [part] => Cow::Borrowed(text(part)),
+            parts => Cow::Owned(parts.iter().map(text).collect::<Vec<_>>().join("\n")),
+        };
+        Self {
+            role: match message.role {
+                Role::System => "system",
+                Role::User => "user",
+                Role::Assistant => "assistant",
+                Role::Tool => "tool",
+            },
+            content,
+            reasoning_content: message.reasoning.as_deref(),
+            tool_calls: message.tool_calls.iter().map(ShownCall::of).collect(),
+            tool_call_id: message.tool_call_id.as_deref(),
         }
     }
-    let role = match message.role {
-        Role::System => "system",
-        Role::User => "user",
-        Role::Assistant => "assistant",
-        Role::Tool => "tool",
-    };
-    let mut out = Map::new();
-    out.insert("role".into(), json!(role));
-    out.insert("content".into(), json!(texts.join("\n")));
-    if let Some(reasoning) = &message.reasoning {
-        out.insert("reasoning_content".into(), json!(reasoning));
+}
+
+impl<'a> ShownCall<'a> {
+    fn of(call: &'a ToolCall) -> Self {
+        Self {
+            id: &call.id,
+            r#type: "function",
+            function: ShownFunction {
+                name: &call.name,
+                arguments: &call.arguments,
+            },
+        }
     }
-    if !message.tool_calls.is_empty() {
-        let calls = message
-            .tool_calls
-            .iter()
-            .map(|call| {
-                json!({"id": call.id, "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments}})
-            })
-            .collect();
-        out.insert("tool_calls".into(), Value::Array(calls));
+}
+
+impl<'a> ShownTool<'a> {
+    fn of(tool: &'a ToolSpec) -> Self {
+        Self {
+            r#type: "function",
+            function: tool,
+        }
     }
-    if let Some(id) = &message.tool_call_id {
-        out.insert("tool_call_id".into(), json!(id));
-    }
-    Value::Object(out)
 }
 
 /// What a template puts around a placeholder that stands for a turn of ours.

@@ -6,7 +6,7 @@
 //! reply was lost, not a new call, and the model is shown the history without the edit: with it
 //! the thread would fork at every broken connection. The body as it came is in the record.
 
-use codec::echo::meaning;
+use codec::echo::same_meaning;
 use record::{Conversation, Message, Part, Role};
 
 /// How a request differs from an earlier one whose reply was lost.
@@ -28,21 +28,21 @@ fn same(one: &Message, other: &Message) -> bool {
             Part::Text { .. } => None,
         })
     }
-    one.role == other.role && meaning(one) == meaning(other) && images(one).eq(images(other))
+    one.role == other.role && images(one).eq(images(other)) && same_meaning(one, other)
 }
 
+/// Compared from the end, which is where two requests of a rollout differ.
 fn begins(list: &[Message], beginning: &[Message]) -> bool {
-    list.len() >= beginning.len()
-        && list
-            .iter()
-            .zip(beginning)
-            .all(|(one, other)| same(one, other))
+    let head = list.get(..beginning.len());
+    head.is_some_and(|head| {
+        let mut pairs = head.iter().zip(beginning).rev();
+        pairs.all(|(one, other)| same(one, other))
+    })
 }
 
 /// How `request` was made of `earlier`; `None` when it is another request.
 pub(crate) fn edit(earlier: &Conversation, request: &Conversation) -> Option<Edit> {
     let (before, now) = (&earlier.messages, &request.messages);
-    // Compared from the end, which is where two requests of a rollout differ.
     if now.len() < before.len() || now.len() > before.len() + 2 {
         return None;
     }
@@ -60,7 +60,7 @@ pub(crate) fn edit(earlier: &Conversation, request: &Conversation) -> Option<Edi
         }
         _ => return None,
     };
-    (earlier.tools == request.tools && begins(now, before)).then_some(found)
+    (begins(now, before) && earlier.tools == request.tools).then_some(found)
 }
 
 impl Edit {

@@ -87,7 +87,7 @@ pub(crate) async fn run(
     tell.send_replace(Some(outcome));
 }
 
-async fn call(shared: &Arc<Shared>, session: &Arc<Session>, work: Work) -> Outcome {
+async fn call(shared: &Arc<Shared>, session: &Arc<Session>, mut work: Work) -> Outcome {
     let mut draft = Draft {
         prompt: Prompt {
             ids: Vec::new(),
@@ -108,7 +108,7 @@ async fn call(shared: &Arc<Shared>, session: &Arc<Session>, work: Work) -> Outco
         Err(failure) => span.failed(session, &work, &draft, failure.refusal.cause),
     }
     let answered = match answer {
-        Ok(answer) => save(shared, session, &work, &draft, Some(answer)).await,
+        Ok(answer) => save(shared, session, &mut work, &draft, Some(answer)).await,
         Err(failure) => Err(failure),
     };
     match answered {
@@ -130,7 +130,7 @@ async fn call(shared: &Arc<Shared>, session: &Arc<Session>, work: Work) -> Outco
                 if failure.refusal.cause != Cause::Abandoned {
                     shared.metrics.attempts.with_label_values(&[name]).inc();
                 }
-                if let Err(unsaved) = save(shared, session, &work, &draft, None).await {
+                if let Err(unsaved) = save(shared, session, &mut work, &draft, None).await {
                     tracing::warn!(
                         call = %session.call_id(work.index),
                         error = %unsaved.refusal.message,
@@ -352,11 +352,12 @@ async fn wait_while_paused(shared: &Shared) -> Result<(), Failure> {
     }
 }
 
-/// Makes the call durable (I6). With an answer, the memory learns it and the reply comes back.
+/// Makes the call durable (I6). With an answer, the memory learns it and the reply comes back. The
+/// body and the headers go into the record: a call is saved once.
 async fn save(
     shared: &Arc<Shared>,
     session: &Arc<Session>,
-    work: &Work,
+    work: &mut Work,
     draft: &Draft,
     answer: Option<Answer>,
 ) -> Result<Option<wire::Reply>, Failure> {
@@ -366,6 +367,7 @@ async fn save(
         sampling,
         conversation,
     } = draft;
+    let keep_response = work.dialect == Dialect::Responses && work.body["store"] != false;
     let started = Instant::now();
     {
         let unsaved = |error: ledger::LedgerError| Failure {
@@ -381,9 +383,9 @@ async fn save(
         let call = Call {
             id: id.clone(),
             dialect: work.dialect,
-            request: work.body.clone(),
-            headers: work.headers.clone(),
-            digest: work.digest.clone(),
+            request: work.body.take(),
+            headers: std::mem::take(&mut work.headers),
+            digest: std::mem::take(&mut work.digest),
             conversation: Conversation::clone(conversation),
             prompt_ids: prompt.ids.clone(),
             continuation: prompt.continuation.clone(),
@@ -427,7 +429,7 @@ async fn save(
     let generated = answer.generation.token_ids.len();
     session.done(work.index, answer.parse_failed, generated);
     let reply_id = reply_id(work.dialect, &id);
-    if work.dialect == Dialect::Responses && work.body["store"] != false {
+    if keep_response {
         session
             .responses
             .keep(&reply_id, conversation, work.instructed, &answer.reply);

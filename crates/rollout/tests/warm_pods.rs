@@ -125,8 +125,9 @@ async fn a_rollout_that_finds_its_pod_ready_does_not_wait_for_one() {
     assert!(dead.is_some(), "{page}");
 
     world.runner.close().await;
+    // The runner goes before the provider that it makes sandboxes with.
+    world.close().await;
     provider.close().await;
     assert_eq!(fake.names("pods"), Vec::<(String, String)>::new());
-    world.close().await;
     fake.end().await;
 }

@@ -147,6 +147,7 @@ fn rollout(number: u64) -> Rollout {
             sampling: Some(Sampling::default()),
             sandbox: "local".into(),
             image_digest: "e".repeat(64),
+            warm: false,
             retries: 0,
             reward_source: "code".into(),
             verifier_digest: "f".repeat(64),

@@ -354,7 +354,7 @@ proptest! {
                         tokio::time::sleep(Duration::from_millis(run_ms)).await;
                     }
                     if refuses {
-                        all.world.refuses.store(run_ms % 2 == 0, SeqCst);
+                        all.world.refuses.store(run_ms.is_multiple_of(2), SeqCst);
                     }
                 }
             };

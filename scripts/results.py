@@ -177,8 +177,9 @@ def table_of(name, seeds):
             lines.append(f"| all | {harness}{kind} | | | **{with_interval(mean, error)}** | |")
     lines += [
         "",
-        "| seed | CPU-hours | CPU-hours per point | wall, min | transfer | tokens trained | discarded rollouts |",
-        "|---|---|---|---|---|---|---|",
+        "| seed | CPU-hours | per point | wall, min: rollouts, learner, evaluation | transfer | tokens captured, unique, trained "
+        "| forks | discarded rollouts |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for at, (seed, summary) in enumerate(seeds.items()):
         own = sum(changes[harness][at][0] for harness in trained) / len(trained)
@@ -189,9 +190,13 @@ def table_of(name, seeds):
         kinds = summary["dispositions"]
         whole = sum(kinds.values())
         dropped = whole - kinds.get("train", 0) - kinds.get("truncate", 0)
+        spent = [summary["seconds"][part] for part in ("rollout", "train", "eval")]
+        minutes = ", ".join(f"{seconds / 60:.1f}" for seconds in spent)
+        counts = ", ".join(f"{summary['tokens'][kind] / 1000:.0f}k" for kind in ("captured", "unique", "trained"))
+        forks = ", ".join(f"{count} {cause}" for cause, count in sorted(summary["forks"].items()))
         lines.append(
-            f"| {seed} | {hours:.2f} | {per_point} | {summary['wall_s'] / 60:.1f} | {transfer} "
-            f"| {summary['tokens']['trained']} | {dropped} of {whole} |"
+            f"| {seed} | {hours:.2f} | {per_point} | {minutes} | {transfer} | {counts} | {forks or 'none'} "
+            f"| {dropped} of {whole} |"
         )
     during = [
         f"| {seed} | {at['step']} | "
@@ -215,7 +220,9 @@ one side are clustered by task, as the run computed them; those of a change take
 share tasks; those of all seeds are of the mean of the seeds' changes: they say how well it was measured on these tasks
 and seeds, not how other tasks or seeds would turn out. "Transfer" is the mean change through harnesses
 that were measured and not trained, as a part of the mean change through the trained ones. CPU-hours are those of all
-processes of the run, its two measurements included.
+processes of the run, its two measurements included; "per point" divides them by the mean change through the trained
+harnesses. Forks are continuations that did not carry on token by token, by cause; tokens are those of the training
+rollouts. `espalier inspect RUN` has the rest: calls, continuation, stages, what each fork cost.
 
 """
 

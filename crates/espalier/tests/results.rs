@@ -27,7 +27,8 @@ cat > "$out/summary.json" <<JSON
 {"steps":12,"wall_s":600.0,"reward":[0.5],"harnesses":["react","pi","claude-code-bare"],
  "eval":{"before":{"harnesses":{"react":$(pass 0.4 0.3 0.5),"pi":$(pass 0.3 0.2 0.4),"claude-code-bare":$(pass 0.2 0.1 0.3)}},
          "after":{"harnesses":{"react":$(pass 0.5 0.4 0.6),"pi":$(pass 0.5 0.4 0.6),"claude-code-bare":$(pass 0.6 0.5 0.7)}}},
- "dispositions":{"train":1100,"truncate":40,"discard":12},"tokens":{"captured":9,"unique":5,"trained":3}}
+ "seconds":{"rollout":360.0,"train":60.0,"eval":180.0},"forks":{"reencoded":2},
+ "dispositions":{"train":1100,"truncate":40,"discard":12},"tokens":{"captured":9000,"unique":5000,"trained":3000}}
 JSON
 "#;
 
@@ -132,7 +133,7 @@ fn runs_are_made_resumed_and_tabulated() {
     }
     // (10 + 20) / 2 points through the others for 40.
     assert!(
-        table.contains("| 10.0 | 0.38 | 3 | 12 of 1152 |"),
+        table.contains("| 6.0, 1.0, 3.0 | 0.38 | 9k, 5k, 3k | 2 reencoded | 12 of 1152 |"),
         "{table}"
     );
 }

@@ -213,7 +213,8 @@ def table_of(name, seeds):
 
 HEAD = """# Results
 
-Made by `sh scripts/results.sh` from the `summary.json` of each run in this folder; do not edit by hand.
+Made by `sh scripts/results.sh` from the `summary.json` of each run in this folder; do not edit by hand. What they say:
+[reading.md](reading.md).
 
 Held-out pass@1, sampled at the training temperature, before and after training. In brackets: 95 % intervals. Those of
 one side are clustered by task, as the run computed them; those of a change take both sides for independent, though they

@@ -232,7 +232,8 @@ fn build_root(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
     Ok(())
 }
 
-/// Puts the sandbox's user into the lists of users and groups, and makes root's HOME.
+/// Puts the sandbox's user into the lists of users and groups, and makes root's HOME where nobody else
+/// has it.
 fn name_users(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
     let home = prepared.plan.home.display();
     let agent = format!("agent:x:{UID}:{UID}::{home}:/bin/sh");
@@ -252,7 +253,11 @@ fn name_users(prepared: &Prepared<'_>, root: &Path) -> Result<(), SetupError> {
         // Through its own name it could be written.
         fs::remove_file(&spare).step(path)?;
     }
-    if prepared.rootfs.is_none() && prepared.stage.ids.several() {
+    // A task whose HOME or workspace is in there has it for its own user.
+    let plan = prepared.plan;
+    let used = [&plan.home, &plan.workspace].map(|folder| folder.starts_with("/root"));
+    let free = !used.contains(&true);
+    if prepared.rootfs.is_none() && prepared.stage.ids.several() && free {
         let folder = within(root, Path::new("/root"));
         let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
         fs::create_dir_all(&folder).step("/root")?;
